@@ -1,0 +1,61 @@
+"""Every FUSED_SLOTS_* environment variable, typed, in one place.
+
+Variables are read when they are asked for, not at import, so a process may set them late.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from fused_slots.faults import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, the values it takes, its default and its meaning."""
+
+    name: str
+    choices: tuple[str, ...]
+    default: str
+    meaning: str
+
+    def read(self) -> str:
+        """The variable's value in lower case, or its default.
+
+        Raises:
+            ConfigurationError: the value is none of `choices`.
+        """
+        value = os.environ.get(self.name, "").strip().lower() or self.default
+        if value not in self.choices:
+            raise ConfigurationError(
+                self.name, expected=" or ".join(filter(None, self.choices)), actual=repr(value)
+            )
+        return value
+
+
+BACKEND = Variable(
+    "FUSED_SLOTS_BACKEND",
+    ("", "cpu", "cuda", "ascend"),
+    "",
+    "Backend to use instead of the one that the device's type selects",
+)
+CHECKED = Variable(
+    "FUSED_SLOTS_CHECKED", ("0", "1"), "0", "1: record the first device faults in detail"
+)
+VLLM = Variable(
+    "FUSED_SLOTS_VLLM",
+    ("auto", "strict", "off"),
+    "auto",
+    "vLLM plugin: replace its block tables when they fit, insist on it, or stay off",
+)
+WARMUP = Variable(
+    "FUSED_SLOTS_WARMUP", ("1", "0"), "1", "0: the plugin compiles no kernel at construction"
+)
+
+VARIABLES = (BACKEND, CHECKED, VLLM, WARMUP)
+
+
+def checked() -> bool:
+    """Whether FUSED_SLOTS_CHECKED asks for detailed faults."""
+    return CHECKED.read() == "1"

@@ -1,0 +1,99 @@
+"""What can go wrong: typed errors raised on the host, and faults counted on the device.
+
+An error stops a call before anything changed. A fault is counted where the host cannot look: the
+device makes the access safe (PAD instead of a slot, zero instead of a row) and counts it, because
+a healthy engine causes some (captured drafts over empty rows, groups whose slots nobody reads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class BlockTableError(ValueError):
+    """Base of every error that a caller of this package can meet.
+
+    Args:
+        argument: the argument or field that was refused, as the caller wrote it.
+        expected: what would have been accepted.
+        actual: what came.
+        hint: the setting to change, or what to do; optional.
+    """
+
+    def __init__(self, argument: str, *, expected: str, actual: str, hint: str = "") -> None:
+        self.argument = argument
+        self.expected = expected
+        self.actual = actual
+        self.hint = hint
+        super().__init__(argument, expected, actual, hint)
+
+    def __str__(self) -> str:
+        text = f"{self.argument}: expected {self.expected}; got {self.actual}"
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+class ConfigurationError(BlockTableError):
+    """A group, a size or a setting that no manager can be built from."""
+
+
+class InvalidArgumentError(BlockTableError):
+    """A tensor or number of one call has the wrong shape, dtype, device or range."""
+
+
+class RowCapacityError(BlockTableError):
+    """A request would hold more blocks than its row has columns."""
+
+
+class BlockIdError(BlockTableError):
+    """A block id is negative, outside the pool, or has slots outside the slot dtype."""
+
+
+class IntegrityError(BlockTableError):
+    """`check_integrity` found broken invariants; the message lists each of them."""
+
+
+class BackendUnavailableError(BlockTableError):
+    """The device was asked for, but a package, a driver or the device itself is missing."""
+
+
+class FaultCode(IntEnum):
+    """Why the device padded a token, or zeroed a gathered row, that the caller wanted mapped."""
+
+    COLUMN_OUT_OF_ROW = 1
+    """The token's column is at or beyond the number of columns that its row has filled."""
+
+    EMPTY_RING = 2
+    """The token belongs to a circular group whose row holds no block."""
+
+    ROW_OUT_OF_RANGE = 3
+    """idx_mapping names a row >= max_num_reqs."""
+
+    TOKENS_OVER_CAPACITY = 4
+    """query_start_loc ends beyond the output's width (or the positions given); the rest is cut."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Faults of one code in one group since the last `take_faults`.
+
+    `count` is in tokens (for ROW_OUT_OF_RANGE also gathered rows, whose token is -1). Unchecked,
+    `row`, `token` and `position` are -1. In checked mode the first faults come one by one, each
+    with count 1 and its place: `row` the request's row, `token` its index in the batch.
+    """
+
+    code: FaultCode
+    group: int
+    count: int
+    row: int = -1
+    token: int = -1
+    position: int = -1
+
+    def __str__(self) -> str:
+        meaning = (FaultCode(self.code).name).lower().replace("_", " ")
+        where = (
+            f" at row {self.row}, token {self.token}, position {self.position}"
+            if self.row >= 0 or self.token >= 0
+            else ""
+        )
+        return f"{self.count} x {meaning} in group {self.group}{where}"

@@ -1,0 +1,188 @@
+"""KV cache groups: what one block table of a hybrid model looks like.
+
+A group is a set of layers that share a block table. `block_size` (K) is what the KV manager
+allocates, `kernel_block_size` (B) is what one table column covers for the attention kernel, and
+n = K / B columns make one allocation block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import gcd
+
+from fused_slots.faults import ConfigurationError
+
+PAD_SLOT_ID = -1
+"""The slot of a token whose key and value must not be written."""
+
+NULL_BLOCK_ID = 0
+"""The block that the KV manager never hands out; masked columns point to it."""
+
+INT32_MAX = 2**31 - 1
+
+
+class SlotMappingMode(Enum):
+    """How a group turns token positions into slots."""
+
+    TOKEN_TO_KV_SLOT = "token_to_kv_slot"
+    """Every token has a slot in a block (attention KV)."""
+
+    NONE = "none"
+    """The table holds state indices (Mamba, GDN); tokens have no slots."""
+
+
+def get_block_table_width(
+    max_num_blocks: int,
+    block_size: int,
+    kernel_block_size: int | None = None,
+    *,
+    token_alignment: int | None = 128,
+) -> int:
+    """Columns of one row that can hold `max_num_blocks` allocation blocks (vLLM's rule).
+
+    The number of allocation blocks is rounded up until the row covers a multiple of
+    `token_alignment` tokens, then each block becomes `block_size // kernel_block_size` columns.
+
+    Args:
+        max_num_blocks: allocation blocks of one request, >= 0.
+        block_size: tokens of one allocation block.
+        kernel_block_size: tokens of one column; must divide `block_size`; None = `block_size`.
+        token_alignment: tokens; None = no rounding (state tables and rings).
+
+    Raises:
+        ConfigurationError: a size is not positive, or the split is not even.
+    """
+    columns_per_block = _columns_per_block(block_size, kernel_block_size)
+    _require("max_num_blocks", max_num_blocks, minimum=0)
+    if token_alignment is not None:
+        _require("token_alignment", token_alignment, minimum=1)
+        multiple = token_alignment // gcd(token_alignment, block_size)
+        max_num_blocks = -(-max_num_blocks // multiple) * multiple
+    return max_num_blocks * columns_per_block
+
+
+@dataclass(frozen=True)
+class KVCacheGroup:
+    """One KV cache group of a hybrid model.
+
+    Args:
+        block_size: tokens per allocation block (K), > 0.
+        max_num_blocks: allocation blocks that one request can hold, >= 1.
+        kernel_block_size: tokens per table column (B); divides `block_size`; None = `block_size`.
+        slot_mapping_mode: TOKEN_TO_KV_SLOT, or NONE for state tables.
+        circular: the row holds one block, used as a ring of `kernel_block_size` slots.
+        dcp_sharded: context parallelism shards this group; otherwise every rank holds it whole.
+        prefix_cacheable: its blocks can be shared through the prefix cache, so replayed tokens
+            must not be written to them again.
+        sliding_window_reach: tokens below a request's first scheduled position that attention
+            may still read; 0 = all of them.
+        name: shown in errors and reports.
+
+    Raises:
+        ConfigurationError: names the field, what was expected and what came.
+    """
+
+    block_size: int
+    max_num_blocks: int
+    kernel_block_size: int | None = None
+    slot_mapping_mode: SlotMappingMode = SlotMappingMode.TOKEN_TO_KV_SLOT
+    circular: bool = False
+    dcp_sharded: bool = True
+    prefix_cacheable: bool = True
+    sliding_window_reach: int = 0
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        columns_per_block = _columns_per_block(self.block_size, self.kernel_block_size)
+        if self.kernel_block_size is None:
+            object.__setattr__(self, "kernel_block_size", self.block_size)
+        _require("max_num_blocks", self.max_num_blocks, minimum=1)
+        _require("sliding_window_reach", self.sliding_window_reach, minimum=0)
+        if not isinstance(self.slot_mapping_mode, SlotMappingMode):
+            raise ConfigurationError(
+                "slot_mapping_mode",
+                expected="a fused_slots.SlotMappingMode",
+                actual=repr(self.slot_mapping_mode),
+            )
+        if self.circular and columns_per_block != 1:
+            raise ConfigurationError(
+                "kernel_block_size",
+                expected=f"block_size ({self.block_size}) in a circular group: its ring is one "
+                "block that is never split",
+                actual=str(self.kernel_block_size),
+            )
+
+    @property
+    def tokens_per_column(self) -> int:
+        """B: tokens that one table column covers."""
+        return self.kernel_block_size or self.block_size
+
+    @property
+    def columns_per_block(self) -> int:
+        """n: table columns of one allocation block."""
+        return self.block_size // self.tokens_per_column
+
+    @property
+    def maps_slots(self) -> bool:
+        """False for a state table, whose slots are PAD everywhere."""
+        return self.slot_mapping_mode is not SlotMappingMode.NONE
+
+    @property
+    def row_width(self) -> int:
+        """Columns of one row; state tables and rings are not aligned."""
+        aligned = self.maps_slots and not self.circular
+        return get_block_table_width(
+            self.max_num_blocks,
+            self.block_size,
+            self.kernel_block_size,
+            token_alignment=128 if aligned else None,
+        )
+
+
+@dataclass(frozen=True)
+class ContextParallel:
+    """How tokens of a sharded group are dealt to the ranks of a context parallel group.
+
+    Args:
+        size: ranks (S), >= 1.
+        rank: this rank (c), 0 <= rank < size.
+        interleave: consecutive tokens that stay on one rank (I); must divide the block size of
+            every sharded group.
+    """
+
+    size: int = 1
+    rank: int = 0
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        _require("context_parallel.size", self.size, minimum=1)
+        _require("context_parallel.interleave", self.interleave, minimum=1)
+        _require("context_parallel.rank", self.rank, minimum=0)
+        if self.rank >= self.size:
+            raise ConfigurationError(
+                "context_parallel.rank",
+                expected=f"0 <= rank < size ({self.size})",
+                actual=str(self.rank),
+            )
+
+
+def _columns_per_block(block_size: int, kernel_block_size: int | None) -> int:
+    _require("block_size", block_size, minimum=1)
+    if kernel_block_size is None:
+        return 1
+    _require("kernel_block_size", kernel_block_size, minimum=1)
+    if block_size % kernel_block_size:
+        raise ConfigurationError(
+            "kernel_block_size",
+            expected=f"a divisor of block_size ({block_size})",
+            actual=str(kernel_block_size),
+        )
+    return block_size // kernel_block_size
+
+
+def _require(argument: str, value: int, *, minimum: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= INT32_MAX:
+        raise ConfigurationError(
+            argument, expected=f"an int in [{minimum}, {INT32_MAX}]", actual=repr(value)
+        )

@@ -1,0 +1,1 @@
+"""Looking at block tables from outside: explain, check, record and replay, pictures."""
