@@ -1,0 +1,310 @@
+"""A recorded schedule: what a scheduler asked of the block tables, step by step, and the truth.
+
+Block lists of running requests hardly change from step to step, so the truth is kept as edits
+(column, block) of what the same row held the last time it was scheduled. Decoding goes forward and
+holds one step at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fused_slots.groups import KVCacheGroup, SlotMappingMode
+from fused_slots.inspect.schedule_arrays import (
+    ARRAYS,
+    DAMAGE,
+    Int32Array,
+    Int64Array,
+    ScheduleError,
+    damaged,
+    ends,
+    pack,
+    unpack,
+    validate,
+)
+
+SUFFIX = ".npz.xz"
+
+
+@dataclass(frozen=True)
+class Append:
+    """One `append_block_ids` call; `block_ids` has one list of allocation block ids per group."""
+
+    req_index: int
+    block_ids: tuple[list[int], ...]
+    overwrite: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleStep:
+    """What a runner does in one step (B batch entries, N tokens), and what the KV manager holds.
+
+    Attributes:
+        appends: in the order of the calls.
+        request_ids: int32 [B]; small numbers, unique per request.
+        idx_mapping: int32 [B]; the row of every entry.
+        query_start_loc: int32 [B + 1].
+        positions: int64 [N].
+        num_computed_tokens: int32 [max_num_reqs], by row; a row outside the batch keeps the value
+            of the last step that scheduled it.
+        expected_blocks: [group][entry], int32: all allocation block ids that the KV manager holds
+            for the request, by column. 0 is the null block: freed, or never needed.
+        events: for reports, such as "preempted 3" or "prefix hit 512 of 7".
+    """
+
+    appends: tuple[Append, ...]
+    request_ids: Int32Array
+    idx_mapping: Int32Array
+    query_start_loc: Int32Array
+    positions: Int64Array
+    num_computed_tokens: Int32Array
+    expected_blocks: tuple[tuple[Int32Array, ...], ...]
+    events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A recorded schedule; iterate it, or index it (a step costs decoding all before it).
+
+    Attributes:
+        num_blocks: allocation blocks of the pool that all groups share; id 0 is the null block.
+        metadata: how it was recorded, and counts of what happened in it.
+    """
+
+    name: str
+    groups: tuple[KVCacheGroup, ...]
+    max_num_reqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    metadata: Mapping[str, Any]
+    _arrays: Mapping[str, Int32Array]
+    _events: Mapping[int, tuple[str, ...]]
+
+    @classmethod
+    def from_steps(
+        cls,
+        steps: Iterable[ScheduleStep],
+        *,
+        name: str,
+        groups: Iterable[KVCacheGroup],
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        num_blocks: int,
+        metadata: Mapping[str, Any],
+    ) -> Schedule:
+        """Encode `steps`.
+
+        `num_computed_tokens` of rows outside a step's batch is not kept.
+
+        Raises:
+            ScheduleError: a step does not fit the sizes given; the message names the array.
+        """
+        groups = tuple(groups)
+        columns: dict[str, list[int]] = {array: [] for array in ARRAYS}
+        events = {}
+        truth = _empty_truth(groups, max_num_reqs)
+        try:
+            for index, step in enumerate(steps):
+                _encode_step(columns, step, truth)
+                if step.events:
+                    events[index] = tuple(step.events)
+            arrays = {array: np.array(values, np.int32) for array, values in columns.items()}
+        except (IndexError, ValueError, OverflowError) as error:
+            raise ScheduleError(
+                f"step {index}", expected="a step that fits the groups and sizes", actual=str(error)
+            ) from error
+        return cls._checked(
+            {
+                "name": name,
+                "groups": groups,
+                "max_num_reqs": max_num_reqs,
+                "max_num_batched_tokens": max_num_batched_tokens,
+                "num_blocks": num_blocks,
+                "metadata": dict(metadata),
+            },
+            arrays,
+            events,
+        )
+
+    @classmethod
+    def _checked(
+        cls,
+        header: Mapping[str, Any],
+        arrays: Mapping[str, Int32Array],
+        events: Mapping[int, tuple[str, ...]],
+    ) -> Schedule:
+        num_groups = len(header["groups"])
+        shaped = {
+            array: arrays[array].reshape(-1, num_groups) if by_group else arrays[array]
+            for array, by_group in ARRAYS.items()
+        }
+        schedule = cls(**header, _arrays=shaped, _events=events)
+        validate(
+            shaped,
+            max_blocks_per_group=[group.max_num_blocks for group in schedule.groups],
+            max_num_reqs=schedule.max_num_reqs,
+            max_num_batched_tokens=schedule.max_num_batched_tokens,
+            num_blocks=schedule.num_blocks,
+        )
+        return schedule
+
+    def __len__(self) -> int:
+        return len(self._arrays["step_entries"])
+
+    def __iter__(self) -> Iterator[ScheduleStep]:
+        return self.steps()
+
+    def __getitem__(self, index: int) -> ScheduleStep:
+        position = range(len(self))[index]
+        return next(islice(self.steps(), position, None))
+
+    def steps(self) -> Iterator[ScheduleStep]:
+        """Decode from the first step on; every array of a step is the caller's to keep."""
+        arrays = self._arrays
+        entry_ends, append_ends = ends(arrays["step_entries"]), ends(arrays["step_appends"])
+        edit_ends, block_ends = ends(arrays["truth_edits"]), ends(arrays["append_counts"])
+        truth = _empty_truth(self.groups, self.max_num_reqs)
+        num_computed_tokens = np.zeros(self.max_num_reqs, np.int32)
+        entry = append = 0
+        for index in range(len(self)):
+            entries = range(entry, entry := int(entry_ends[index]))
+            appends = range(append, append := int(append_ends[index]))
+            span = slice(entries.start, entries.stop)
+            rows, computed = arrays["rows"][span].copy(), arrays["num_computed"][span]
+            query_start_loc = np.zeros(len(entries) + 1, np.int32)
+            np.cumsum(arrays["num_scheduled"][span], out=query_start_loc[1:])
+            num_computed_tokens[rows] = computed
+            token_offset = np.repeat(computed - query_start_loc[:-1], np.diff(query_start_loc))
+            yield ScheduleStep(
+                appends=tuple(self._append(a, block_ends) for a in appends),
+                request_ids=arrays["request_ids"][span].copy(),
+                idx_mapping=rows,
+                query_start_loc=query_start_loc,
+                positions=token_offset.astype(np.int64) + np.arange(query_start_loc[-1]),
+                num_computed_tokens=num_computed_tokens.copy(),
+                expected_blocks=self._apply_edits(truth, entries, edit_ends),
+                events=self._events.get(index, ()),
+            )
+
+    def _append(self, append: int, block_ends: Int64Array) -> Append:
+        counts = self._arrays["append_counts"][append]
+        stops = block_ends[append]
+        blocks = self._arrays["append_blocks"]
+        return Append(
+            int(self._arrays["append_rows"][append]),
+            tuple(blocks[end - n : end].tolist() for n, end in zip(counts, stops, strict=True)),
+            bool(self._arrays["append_overwrite"][append]),
+        )
+
+    def _apply_edits(
+        self, truth: list[Int32Array], entries: range, edit_ends: Int64Array
+    ) -> tuple[tuple[Int32Array, ...], ...]:
+        arrays = self._arrays
+        blocks_of: list[list[Int32Array]] = [[] for _ in self.groups]
+        for entry in entries:
+            row = arrays["rows"][entry]
+            for g, held in enumerate(truth):
+                end = int(edit_ends[entry, g])
+                edits = slice(end - int(arrays["truth_edits"][entry, g]), end)
+                held[row, arrays["edit_columns"][edits]] = arrays["edit_blocks"][edits]
+                blocks_of[g].append(held[row, : arrays["truth_blocks"][entry, g]].copy())
+        return tuple(tuple(blocks) for blocks in blocks_of)
+
+    def save(self, path: str | Path) -> None:
+        """Write the schedule; the same schedule always gives the same bytes."""
+        header = {
+            "name": self.name,
+            "groups": [
+                {**asdict(group), "slot_mapping_mode": group.slot_mapping_mode.value}
+                for group in self.groups
+            ],
+            "max_num_reqs": self.max_num_reqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "num_blocks": self.num_blocks,
+            "metadata": dict(self.metadata),
+            "events": [[index, list(texts)] for index, texts in self._events.items()],
+        }
+        Path(path).write_bytes(pack(header, self._arrays))
+
+
+def load_schedule(path: str | Path) -> Schedule:
+    """Read a schedule file.
+
+    Raises:
+        ScheduleError: it is not such a file, is of another version, or is damaged.
+        OSError: it cannot be opened.
+    """
+    return _parse(Path(path).read_bytes(), str(path))
+
+
+def list_recordings() -> tuple[str, ...]:
+    """Names of the schedules that ship with the package, recorded from vLLM's own scheduler."""
+    files = (file.name for file in _recordings().iterdir())
+    return tuple(sorted(name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)))
+
+
+def load_recording(name: str) -> Schedule:
+    """Read a schedule that ships with the package.
+
+    Raises:
+        ScheduleError: no such recording; the message lists those there are.
+    """
+    if name not in list_recordings():
+        known = ", ".join(list_recordings())
+        raise ScheduleError("name", expected=f"one of {known}", actual=repr(name))
+    return _parse((_recordings() / f"{name}{SUFFIX}").read_bytes(), name)
+
+
+def _recordings() -> Any:
+    return resources.files("fused_slots.inspect") / "recordings"
+
+
+def _empty_truth(groups: Iterable[KVCacheGroup], max_num_reqs: int) -> list[Int32Array]:
+    return [np.zeros((max_num_reqs, group.max_num_blocks), np.int32) for group in groups]
+
+
+def _encode_step(
+    columns: dict[str, list[int]], step: ScheduleStep, truth: list[Int32Array]
+) -> None:
+    columns["step_entries"].append(len(step.idx_mapping))
+    columns["step_appends"].append(len(step.appends))
+    columns["request_ids"].extend(step.request_ids.tolist())
+    columns["rows"].extend(step.idx_mapping.tolist())
+    columns["num_scheduled"].extend(np.diff(step.query_start_loc).tolist())
+    columns["num_computed"].extend(step.positions[step.query_start_loc[:-1]].tolist())
+    for append in step.appends:
+        columns["append_rows"].append(append.req_index)
+        columns["append_overwrite"].append(append.overwrite)
+        for block_ids in append.block_ids:
+            columns["append_counts"].append(len(block_ids))
+            columns["append_blocks"].extend(block_ids)
+    for entry, row in enumerate(step.idx_mapping.tolist()):
+        for held, blocks_of in zip(truth, step.expected_blocks, strict=True):
+            blocks = blocks_of[entry]
+            edited = np.flatnonzero(held[row, : len(blocks)] != blocks)
+            held[row, edited] = blocks[edited]
+            columns["truth_blocks"].append(len(blocks))
+            columns["truth_edits"].append(len(edited))
+            columns["edit_columns"].extend(edited.tolist())
+            columns["edit_blocks"].extend(blocks[edited].tolist())
+
+
+def _parse(content: bytes, source: str) -> Schedule:
+    header, arrays = unpack(content, source)
+    try:
+        events = {int(index): tuple(texts) for index, texts in header.pop("events")}
+        groups = [
+            KVCacheGroup(**{**group, "slot_mapping_mode": SlotMappingMode(mode)})
+            for group in header.pop("groups")
+            for mode in [group["slot_mapping_mode"]]
+        ]
+        return Schedule._checked({**header, "groups": tuple(groups)}, arrays, events)
+    except (LookupError, *DAMAGE) as error:
+        raise damaged(source, error) from error

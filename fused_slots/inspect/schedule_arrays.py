@@ -1,0 +1,150 @@
+"""The arrays of a schedule file: their names, checks, and the way to bytes and back.
+
+A file is an .npz of flat int32 arrays and a JSON header, inside an xz stream.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fused_slots.faults import BlockTableError
+
+FORMAT = "fused_slots schedule"
+FORMAT_VERSION = 1
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+# Every array of a file: whether its second axis counts groups.
+ARRAYS = {
+    "step_entries": False,  # [steps] batch entries of a step
+    "step_appends": False,  # [steps]
+    "request_ids": False,  # [entries]
+    "rows": False,  # [entries]
+    "num_scheduled": False,  # [entries] tokens
+    "num_computed": False,  # [entries] tokens
+    "truth_blocks": True,  # [entries, groups] blocks that the KV manager holds
+    "truth_edits": True,  # [entries, groups] edits since the row was last scheduled
+    "edit_columns": False,  # [edits]
+    "edit_blocks": False,  # [edits]
+    "append_rows": False,  # [appends]
+    "append_overwrite": False,  # [appends] 0 or 1
+    "append_counts": True,  # [appends, groups]
+    "append_blocks": False,  # [appended blocks], by append, then by group
+}
+
+
+class ScheduleError(BlockTableError):
+    """A schedule that cannot be read: a damaged or foreign file, or inconsistent steps."""
+
+
+def pack(header: Mapping[str, Any], arrays: Mapping[str, Int32Array]) -> bytes:
+    """The bytes of a file; equal input gives equal bytes."""
+    text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **header})
+    content = {array: values.reshape(-1) for array, values in arrays.items()}
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, header=np.frombuffer(text.encode(), np.uint8), **content)
+    return lzma.compress(buffer.getvalue(), preset=9)
+
+
+def unpack(content: bytes, source: str) -> tuple[dict[str, Any], dict[str, Int32Array]]:
+    """Header and arrays of a file; `validate` is still to be called.
+
+    Raises:
+        ScheduleError: it is not a schedule file, is of another version, or is damaged.
+    """
+    try:
+        with np.load(io.BytesIO(lzma.decompress(content)), allow_pickle=False) as file:
+            header = json.loads(file["header"].tobytes())
+            arrays = {array: file[array] for array in ARRAYS}
+        found = header.pop("format"), header.pop("version")
+    except (lzma.LZMAError, zipfile.BadZipFile, EOFError, LookupError, *DAMAGE) as error:
+        raise damaged(source, error) from error
+    if found != (FORMAT, FORMAT_VERSION):
+        raise ScheduleError(
+            source,
+            expected=f"format {FORMAT!r} version {FORMAT_VERSION}",
+            actual=f"format {found[0]!r} version {found[1]!r}",
+        )
+    return header, arrays
+
+
+DAMAGE = (ValueError, TypeError, AttributeError)
+
+
+def damaged(source: str, error: Exception) -> ScheduleError:
+    return ScheduleError(
+        source,
+        expected="a complete fused_slots schedule file (.npz.xz)",
+        actual=f"{type(error).__name__}: {error}",
+    )
+
+
+def ends(counts: Int32Array) -> Int64Array:
+    """Where each count's items end when all of them lie in one flat array."""
+    return np.cumsum(counts.reshape(-1), dtype=np.int64).reshape(counts.shape)
+
+
+def validate(
+    arrays: Mapping[str, Int32Array],
+    *,
+    max_blocks_per_group: Sequence[int],
+    max_num_reqs: int,
+    max_num_batched_tokens: int,
+    num_blocks: int,
+) -> None:
+    """Check everything that decoding relies on, so that it can index without looking.
+
+    Raises:
+        ScheduleError: names the array, the first bad item and what was allowed.
+    """
+    for array, values in arrays.items():
+        if values.dtype != np.int32 or values.ndim != 1 + ARRAYS[array]:
+            actual = f"{values.dtype}, {values.ndim}-D"
+            raise ScheduleError(array, expected=f"int32, {1 + ARRAYS[array]}-D", actual=actual)
+        _check_below(array, values, 2**31)
+    entries, appends = int(arrays["step_entries"].sum()), int(arrays["step_appends"].sum())
+    edits, steps = int(arrays["truth_edits"].sum()), len(arrays["step_entries"])
+    lengths = {
+        "step_appends": steps,
+        **dict.fromkeys(("request_ids", "rows", "num_scheduled", "num_computed"), entries),
+        **dict.fromkeys(("truth_blocks", "truth_edits"), entries),
+        **dict.fromkeys(("edit_columns", "edit_blocks"), edits),
+        **dict.fromkeys(("append_rows", "append_overwrite", "append_counts"), appends),
+        "append_blocks": int(arrays["append_counts"].sum()),
+    }
+    for array, length in lengths.items():
+        if len(arrays[array]) != length:
+            raise ScheduleError(array, expected=f"{length} items", actual=f"{len(arrays[array])}")
+    widths = np.array(max_blocks_per_group)
+    by_group = np.broadcast_to(widths, arrays["truth_edits"].shape).reshape(-1)
+    _check_below("rows", arrays["rows"], max_num_reqs)
+    _check_below("append_rows", arrays["append_rows"], max_num_reqs)
+    _check_below("append_blocks", arrays["append_blocks"], num_blocks)
+    _check_below("edit_blocks", arrays["edit_blocks"], num_blocks)
+    _check_below("truth_blocks", arrays["truth_blocks"], widths + 1)
+    edit_limits = np.repeat(by_group, arrays["truth_edits"].reshape(-1))
+    _check_below("edit_columns", arrays["edit_columns"], edit_limits)
+    _check_below("step_entries", arrays["step_entries"], max_num_reqs + 1)
+    tokens_before = np.concatenate([[0], ends(arrays["num_scheduled"])])
+    tokens = np.diff(tokens_before[np.concatenate([[0], ends(arrays["step_entries"])])])
+    _check_below("tokens of a step", tokens, max_num_batched_tokens + 1)
+
+
+def _check_below(array: str, values: npt.NDArray[Any], limit: Any) -> None:
+    bad = np.flatnonzero((values < 0) | (values >= limit))
+    if len(bad):
+        allowed = np.broadcast_to(limit, values.shape).reshape(-1)[bad[0]]
+        raise ScheduleError(
+            array,
+            expected=f"0 <= value < {allowed} at item {bad[0]}",
+            actual=str(values.reshape(-1)[bad[0]]),
+        )
