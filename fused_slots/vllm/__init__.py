@@ -1,0 +1,1 @@
+"""Plugging into vLLM: plugin, v2 and v1 tables, configuration, recorded schedules."""
