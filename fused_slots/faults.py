@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+INT32_MAX = 2**31 - 1
+
 
 class BlockTableError(ValueError):
     """Base of every error that a caller of this package can meet.
@@ -97,3 +99,16 @@ class Fault:
             else ""
         )
         return f"{self.count} x {meaning} in group {self.group}{where}"
+
+
+def require_int(argument: str, value: object, *, minimum: int, maximum: int = INT32_MAX) -> int:
+    """`value` as an int in [minimum, maximum].
+
+    Raises:
+        ConfigurationError: it is not an int, or out of range.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+        raise ConfigurationError(
+            argument, expected=f"an int in [{minimum}, {maximum}]", actual=repr(value)
+        )
+    return value

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from enum import Enum
 from math import gcd
 
-from fused_slots.faults import ConfigurationError
+from fused_slots.faults import ConfigurationError, require_int
 
 PAD_SLOT_ID = -1
 """The slot of a token whose key and value must not be written."""
 
 NULL_BLOCK_ID = 0
 """The block that the KV manager never hands out; masked columns point to it."""
-
-INT32_MAX = 2**31 - 1
 
 
 class SlotMappingMode(Enum):
@@ -54,9 +52,9 @@ def get_block_table_width(
         ConfigurationError: a size is not positive, or the split is not even.
     """
     columns_per_block = _columns_per_block(block_size, kernel_block_size)
-    _require("max_num_blocks", max_num_blocks, minimum=0)
+    require_int("max_num_blocks", max_num_blocks, minimum=0)
     if token_alignment is not None:
-        _require("token_alignment", token_alignment, minimum=1)
+        require_int("token_alignment", token_alignment, minimum=1)
         multiple = token_alignment // gcd(token_alignment, block_size)
         max_num_blocks = -(-max_num_blocks // multiple) * multiple
     return max_num_blocks * columns_per_block
@@ -97,8 +95,8 @@ class KVCacheGroup:
         columns_per_block = _columns_per_block(self.block_size, self.kernel_block_size)
         if self.kernel_block_size is None:
             object.__setattr__(self, "kernel_block_size", self.block_size)
-        _require("max_num_blocks", self.max_num_blocks, minimum=1)
-        _require("sliding_window_reach", self.sliding_window_reach, minimum=0)
+        require_int("max_num_blocks", self.max_num_blocks, minimum=1)
+        require_int("sliding_window_reach", self.sliding_window_reach, minimum=0)
         if not isinstance(self.slot_mapping_mode, SlotMappingMode):
             raise ConfigurationError(
                 "slot_mapping_mode",
@@ -156,9 +154,9 @@ class ContextParallel:
     interleave: int = 1
 
     def __post_init__(self) -> None:
-        _require("context_parallel.size", self.size, minimum=1)
-        _require("context_parallel.interleave", self.interleave, minimum=1)
-        _require("context_parallel.rank", self.rank, minimum=0)
+        require_int("context_parallel.size", self.size, minimum=1)
+        require_int("context_parallel.interleave", self.interleave, minimum=1)
+        require_int("context_parallel.rank", self.rank, minimum=0)
         if self.rank >= self.size:
             raise ConfigurationError(
                 "context_parallel.rank",
@@ -168,10 +166,10 @@ class ContextParallel:
 
 
 def _columns_per_block(block_size: int, kernel_block_size: int | None) -> int:
-    _require("block_size", block_size, minimum=1)
+    require_int("block_size", block_size, minimum=1)
     if kernel_block_size is None:
         return 1
-    _require("kernel_block_size", kernel_block_size, minimum=1)
+    require_int("kernel_block_size", kernel_block_size, minimum=1)
     if block_size % kernel_block_size:
         raise ConfigurationError(
             "kernel_block_size",
@@ -179,10 +177,3 @@ def _columns_per_block(block_size: int, kernel_block_size: int | None) -> int:
             actual=str(kernel_block_size),
         )
     return block_size // kernel_block_size
-
-
-def _require(argument: str, value: int, *, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= INT32_MAX:
-        raise ConfigurationError(
-            argument, expected=f"an int in [{minimum}, {INT32_MAX}]", actual=repr(value)
-        )

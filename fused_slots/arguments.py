@@ -1,0 +1,175 @@
+"""Checks of what callers pass in, made before anything changes or is launched.
+
+Only shapes, dtypes, devices and layouts are looked at, so a check costs no synchronisation;
+contents are looked at where the host can read them for nothing (the CPU backend).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fused_slots.faults import INT32_MAX, InvalidArgumentError
+from fused_slots.layout import TableLayout
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def check_vector(
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+    minimum_length: int = 0,
+) -> int:
+    """Check a 1-D contiguous tensor and return its length.
+
+    Raises:
+        InvalidArgumentError: it is no tensor, or has the wrong dtype, rank, length or device.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(name, expected="a torch.Tensor", actual=type(tensor).__name__)
+    if tensor.dtype not in dtypes:
+        expected = " or ".join(map(str, dtypes))
+        raise InvalidArgumentError(name, expected=expected, actual=str(tensor.dtype))
+    shape = tensor.shape
+    if len(shape) != 1 or shape[0] < minimum_length:
+        raise InvalidArgumentError(
+            name, expected=f"shape [>= {minimum_length}]", actual=f"shape {list(shape)}"
+        )
+    if tensor.device != device:
+        raise InvalidArgumentError(
+            name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
+        )
+    if not tensor.is_contiguous():
+        raise InvalidArgumentError(
+            name, expected="a contiguous tensor", actual=f"stride {tensor.stride()}"
+        )
+    return shape[0]
+
+
+def check_matrix(
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+    minimum_shape: tuple[int, int],
+) -> None:
+    """Check a 2-D tensor with contiguous rows that is at least as large as `minimum_shape`.
+
+    Raises:
+        InvalidArgumentError: it is no tensor, or has the wrong dtype, shape, layout or device.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(name, expected="a torch.Tensor", actual=type(tensor).__name__)
+    if tensor.dtype not in dtypes:
+        expected = " or ".join(map(str, dtypes))
+        raise InvalidArgumentError(name, expected=expected, actual=str(tensor.dtype))
+    shape = tensor.shape
+    if len(shape) != 2 or shape[0] < minimum_shape[0] or shape[1] < minimum_shape[1]:
+        raise InvalidArgumentError(
+            name,
+            expected=f"shape [>= {minimum_shape[0]}, >= {minimum_shape[1]}]",
+            actual=f"shape {list(shape)}",
+        )
+    if tensor.device != device:
+        raise InvalidArgumentError(
+            name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
+        )
+    if shape[1] and tensor.stride(1) != 1:
+        raise InvalidArgumentError(
+            name, expected="contiguous rows (stride(1) == 1)", actual=f"stride {tensor.stride()}"
+        )
+
+
+def check_count(name: str, value: int, minimum: int, maximum: int, setting: str) -> int:
+    """Check a number of requests or tokens against its bounds.
+
+    Args:
+        name: the argument.
+        value: what came.
+        minimum: smallest accepted value.
+        maximum: largest accepted value.
+        setting: what sets the maximum, for the message.
+
+    Raises:
+        InvalidArgumentError: it is not an int in [minimum, maximum].
+    """
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise InvalidArgumentError(name, expected="an int", actual=repr(value))
+    if not minimum <= value <= maximum:
+        raise InvalidArgumentError(
+            name,
+            expected=f"a number in [{minimum}, {maximum}]",
+            actual=str(value),
+            hint=f"The maximum is {setting}",
+        )
+    return int(value)
+
+
+def check_slots_out(
+    layout: TableLayout, out: torch.Tensor, device: torch.device, largest_ids: Sequence[int]
+) -> None:
+    """Check an output of slots: [G, capacity], int32 or int64, wide enough for every slot.
+
+    Raises:
+        InvalidArgumentError: wrong shape, dtype or device, or an int32 buffer that a slot of a
+            block already in the tables does not fit.
+    """
+    check_matrix("out", out, INDEX_DTYPES, device, (layout.num_groups, 0))
+    if out.shape[0] != layout.num_groups:
+        raise InvalidArgumentError(
+            "out",
+            expected=f"{layout.num_groups} rows, one per KV cache group",
+            actual=f"{out.shape[0]}",
+        )
+    if out.dtype is torch.int64 or layout.slot_dtype is torch.int32:
+        return
+    for g, group in enumerate(layout.groups):
+        last_slot = (largest_ids[g] + 1) * group.block_size - 1
+        if group.maps_slots and last_slot > INT32_MAX:
+            raise InvalidArgumentError(
+                "out",
+                expected=f"int64: {layout.describe(g)} holds block {largest_ids[g]}, whose last "
+                f"slot is {last_slot}",
+                actual="torch.int32",
+            )
+
+
+def check_host_visible_batch(
+    query_start_loc: torch.Tensor, num_reqs: int, num_positions: int, capacity: int
+) -> None:
+    """Check the contents of query_start_loc where the host can read them.
+
+    Raises:
+        InvalidArgumentError: it does not start at 0, decreases, or names more tokens than there
+            are positions or room for.
+    """
+    starts = query_start_loc.numpy()[: num_reqs + 1]
+    if starts[0] != 0:
+        raise InvalidArgumentError(
+            "query_start_loc", expected="0 in its first entry", actual=str(starts[0])
+        )
+    if (starts[1:] < starts[:-1]).any():
+        b = int(np.flatnonzero(np.diff(starts) < 0)[0])
+        raise InvalidArgumentError(
+            "query_start_loc",
+            expected="non-decreasing offsets",
+            actual=f"{starts[b]} then {starts[b + 1]} at batch entry {b}",
+        )
+    num_tokens = int(starts[num_reqs])
+    if num_tokens > num_positions:
+        raise InvalidArgumentError(
+            "positions",
+            expected=f"at least {num_tokens} entries (query_start_loc[{num_reqs}])",
+            actual=str(num_positions),
+        )
+    if num_tokens > capacity:
+        raise InvalidArgumentError(
+            "query_start_loc",
+            expected=f"at most {capacity} tokens",
+            actual=str(num_tokens),
+            hint="max_num_batched_tokens (or the width of out) is the capacity",
+        )

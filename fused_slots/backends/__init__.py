@@ -1,0 +1,58 @@
+"""Devices behind one interface; each is imported only when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+
+from fused_slots import env
+from fused_slots.backends.base import Backend
+from fused_slots.faults import BackendUnavailableError, ConfigurationError
+
+BackendClass = type[Backend]
+
+
+def _load(module: str, name: str) -> Callable[[], BackendClass]:
+    def load() -> BackendClass:
+        backend: BackendClass = getattr(import_module(module), name)
+        return backend
+
+    return load
+
+
+_BACKENDS: dict[str, Callable[[], BackendClass]] = {
+    "cpu": _load("fused_slots.backends.cpu", "CpuBackend"),
+}
+_BACKEND_OF_DEVICE = {"cpu": "cpu"}
+
+
+def parse_device(device: str | torch.device) -> torch.device:
+    """The torch device that a caller named.
+
+    Raises:
+        ConfigurationError: it is no device name.
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(
+            "device", expected="cpu, cuda[:i], npu[:i] or a torch.device", actual=repr(device)
+        ) from error
+
+
+def backend_class(device: torch.device) -> BackendClass:
+    """The backend for a device: the one FUSED_SLOTS_BACKEND names, else by the device's type.
+
+    Raises:
+        BackendUnavailableError: no backend serves this device.
+    """
+    name = env.BACKEND.read() or _BACKEND_OF_DEVICE.get(device.type, "")
+    if name not in _BACKENDS:
+        raise BackendUnavailableError(
+            "device",
+            expected=" or ".join(sorted(_BACKEND_OF_DEVICE)),
+            actual=f"{device}" + (f" with FUSED_SLOTS_BACKEND={name}" if name else ""),
+        )
+    return _BACKENDS[name]()

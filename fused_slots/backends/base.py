@@ -1,0 +1,132 @@
+"""What a device must offer to hold block tables and map slots.
+
+A backend owns the device's buffers of one manager, for its whole life at fixed addresses, and runs
+the manager's operations on them in the order they are called. The manager has checked every
+argument that the host can see; what it cannot see (contents of device tensors) the backend makes
+safe and counts as a fault.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from fused_slots.faults import Fault
+from fused_slots.groups import PAD_SLOT_ID
+from fused_slots.layout import TableLayout
+from fused_slots.plan import LaunchPlan, WarmupReport
+from fused_slots.rows import StagedWrites
+
+FAULT_DETAILS = 64
+"""Faults that checked mode records one by one between two reads."""
+
+
+class Backend(ABC):
+    """Memory and operations of one manager on one device.
+
+    Attributes:
+        tables: per group int32 [max_num_reqs, width], the source rows, views of one arena.
+        input_tables: per group int32 [max_num_reqs, width], the gathered rows, likewise.
+        num_columns: int32 [G, max_num_reqs], filled columns as the device sees them.
+        slot_mappings: slot_dtype [G, max_num_batched_tokens].
+        draft_slot_mappings: the same shape, for `map_tokens`.
+    """
+
+    name: ClassVar[str]
+    default_slot_dtype: ClassVar[torch.dtype] = torch.int64
+    reads_tensors_on_host: ClassVar[bool] = False
+    """Whether the host can look into device tensors without waiting, so that calls check them."""
+
+    def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
+        self.layout = layout
+        self.device = device
+        self.checked = checked
+        num_groups, num_rows = layout.num_groups, layout.max_num_reqs
+        self.arena = self.allocate((layout.arena_size,), torch.int32, 0)
+        self.input_arena = self.allocate((layout.arena_size,), torch.int32, 0)
+        self.tables = self._table_views(self.arena)
+        self.input_tables = self._table_views(self.input_arena)
+        self.num_columns = self.allocate((num_groups, num_rows), torch.int32, 0)
+        slots = (num_groups, layout.max_num_batched_tokens)
+        self.slot_mappings = self.allocate(slots, layout.slot_dtype, PAD_SLOT_ID)
+        self.draft_slot_mappings = self.allocate(slots, layout.slot_dtype, PAD_SLOT_ID)
+
+    def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, fill: int) -> torch.Tensor:
+        """A device tensor filled with `fill`, at one address for the manager's life."""
+        return torch.full(shape, fill, dtype=dtype, device=self.device)
+
+    @abstractmethod
+    def apply_writes(self, writes: StagedWrites) -> None:
+        """Write staged columns and row lengths, in one launch."""
+
+    @abstractmethod
+    def gather(
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        num_computed_tokens: torch.Tensor | None,
+        out: Sequence[torch.Tensor] | None,
+    ) -> None:
+        """Copy the batch's rows into the gathered tables or `out`, in one launch."""
+
+    @abstractmethod
+    def map_slots(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        replay_start: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """Map every token of the batch in every group and pad the rest, in one launch."""
+
+    @abstractmethod
+    def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+        """Map flat (row, position) pairs in every group and pad the rest, in one launch."""
+
+    @abstractmethod
+    def step(
+        self,
+        writes: StagedWrites | None,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_reqs_padded: int,
+        num_computed_tokens: torch.Tensor | None,
+        replay_start: torch.Tensor | None,
+    ) -> None:
+        """Apply, gather and map, in one launch."""
+
+    @abstractmethod
+    def clear_input_tables(self, num_reqs: int) -> None:
+        """Zero the gathered rows; the caller then writes into the first `num_reqs` of them."""
+
+    @abstractmethod
+    def take_faults(self) -> list[Fault]:
+        """Wait for the device, return the faults counted since the last call, and forget them."""
+
+    @abstractmethod
+    def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
+        """How a batch of these sizes would be launched."""
+
+    @abstractmethod
+    def warmup(self) -> WarmupReport:
+        """Compile every variant that a plan can choose."""
+
+    @abstractmethod
+    def init_layout(self) -> None:
+        """Write the device's metadata again, after its memory was restored."""
+
+    @abstractmethod
+    def refuse_capture(self, operation: str) -> None:
+        """Raise if the calling stream is being captured into a graph."""
+
+    def _table_views(self, arena: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = self.layout.max_num_reqs
+        return tuple(
+            arena[offset : offset + rows * width].view(rows, width)
+            for offset, width in zip(self.layout.offsets, self.layout.widths, strict=False)
+        )

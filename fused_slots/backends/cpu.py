@@ -1,0 +1,309 @@
+"""The embedded default: vectorised NumPy on host memory.
+
+Each operation loops over groups only; tokens and requests are array elements. Numbers that every
+group needs (the row of each token, which tokens are padded whatever the group) are computed once a
+call, and a rule that no token meets costs one reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fused_slots.backends.base import FAULT_DETAILS, Backend
+from fused_slots.faults import Fault, FaultCode
+from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
+from fused_slots.layout import TableLayout
+from fused_slots.plan import LaunchPlan, WarmupReport
+from fused_slots.rows import StagedWrites
+
+Array = npt.NDArray[Any]
+Mask = npt.NDArray[np.bool_]
+
+
+class _Tokens(NamedTuple):
+    """A call's tokens: position, row (0 where there is none), and who is padded whatever the group.
+
+    `padded` covers dummies, rows out of range, negative positions; `replayed` the replay window.
+    Both are None when no token is meant.
+    """
+
+    positions: Array
+    rows: Array
+    padded: Mask | None
+    replayed: Mask | None
+
+
+class CpuBackend(Backend):
+    """Block tables in host memory, read and written by NumPy on the calling thread."""
+
+    name = "cpu"
+    reads_tensors_on_host = True
+
+    def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
+        super().__init__(layout, device, checked)
+        self._arena = self.arena.numpy()
+        self._tables = [table.numpy() for table in self.tables]
+        self._input_tables = [table.numpy() for table in self.input_tables]
+        self._num_columns = self.num_columns.numpy()
+        self._fault_counts = np.zeros((len(FaultCode) + 1, layout.num_groups), dtype=np.int64)
+        self._fault_details: list[Fault] = []
+        self._dirty_rows = 0
+        self._dirty_columns = [0] * layout.num_groups
+        self._columns = np.arange(max(layout.widths, default=0), dtype=np.int32)
+
+    def apply_writes(self, writes: StagedWrites) -> None:
+        self._arena[writes.destinations] = writes.column_ids
+        self._num_columns[:, writes.rows] = writes.num_columns
+
+    def gather(
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        num_computed_tokens: torch.Tensor | None,
+        out: Sequence[torch.Tensor] | None,
+    ) -> None:
+        rows = idx_mapping.numpy()
+        exists = self._existing_rows(rows)
+        safe_rows = rows if exists is None else np.where(exists, rows, 0)
+        computed = None if num_computed_tokens is None else num_computed_tokens.numpy()[safe_rows]
+        for g in range(self.layout.num_groups):
+            lengths = self._num_columns[g, safe_rows]
+            if exists is not None:
+                lengths[~exists] = 0
+            below_window = self._below_window(g, computed)
+            if out is not None:
+                table = out[g].numpy()
+                self._copy_rows(g, safe_rows, lengths, below_window, table, table.shape[1])
+                table[len(rows) : num_reqs_padded] = 0
+            else:
+                table = self._input_tables[g]
+                self._copy_rows(g, safe_rows, lengths, below_window, table, self._dirty_columns[g])
+                end = max(num_reqs_padded, self._dirty_rows)
+                table[len(rows) : end, : self._dirty_columns[g]] = 0
+                self._dirty_columns[g] = int(lengths.max(initial=0))
+        if out is None:
+            self._dirty_rows = len(rows)
+
+    def map_slots(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        replay_start: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        num_reqs = idx_mapping.shape[0]
+        starts = query_start_loc.numpy()[: num_reqs + 1]
+        lengths = np.diff(starts)
+        num_tokens = int(starts[num_reqs])
+        token_positions = positions.numpy()[:num_tokens]
+        rows = np.repeat(idx_mapping.numpy(), lengths)
+        replayed = None
+        window = self.layout.replay_window
+        if replay_start is not None and window:
+            begin = np.repeat(replay_start.numpy()[:num_reqs].astype(np.int64), lengths)
+            since = token_positions - begin
+            replayed = _any_or_none((begin != 0) & (since >= 0) & (since < window))
+        self._map(rows, token_positions, replayed, out.numpy())
+
+    def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+        self._map(rows.numpy(), positions.numpy(), None, out.numpy())
+
+    def step(
+        self,
+        writes: StagedWrites | None,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_reqs_padded: int,
+        num_computed_tokens: torch.Tensor | None,
+        replay_start: torch.Tensor | None,
+    ) -> None:
+        if writes is not None:
+            self.apply_writes(writes)
+        self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None)
+        self.map_slots(idx_mapping, query_start_loc, positions, replay_start, self.slot_mappings)
+
+    def clear_input_tables(self, num_reqs: int) -> None:
+        end = max(num_reqs, self._dirty_rows)
+        for table in self._input_tables:
+            table[:end] = 0
+        self._dirty_rows = num_reqs
+        self._dirty_columns = list(self.layout.widths)
+
+    def take_faults(self) -> list[Fault]:
+        faults, self._fault_details = self._fault_details, []
+        rest = self._fault_counts.copy()
+        self._fault_counts[:] = 0
+        for fault in faults:
+            rest[fault.code, fault.group] -= fault.count
+        codes, groups = np.nonzero(rest)
+        return faults + [
+            Fault(FaultCode(int(code)), int(g), int(rest[code, g]))
+            for code, g in zip(codes, groups, strict=True)
+        ]
+
+    def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
+        return LaunchPlan(
+            grid=(self.layout.num_groups, 1),
+            variant="",
+            reason=f"NumPy maps all {num_tokens} tokens of a group at once",
+        )
+
+    def warmup(self) -> WarmupReport:
+        return WarmupReport(variants=(), seconds=0.0)
+
+    def init_layout(self) -> None:
+        """Nothing: the metadata is the layout itself."""
+
+    def refuse_capture(self, operation: str) -> None:
+        """Nothing: the CPU has no graphs."""
+
+    def _existing_rows(self, rows: Array) -> Mask | None:
+        """Which batch entries name a row; None = all. Rows out of range are counted."""
+        if not len(rows) or (rows.min() >= 0 and rows.max() < self.layout.max_num_reqs):
+            return None
+        too_large = rows >= self.layout.max_num_reqs
+        for g in range(self.layout.num_groups):
+            self._count(FaultCode.ROW_OUT_OF_RANGE, g, too_large, rows)
+        exists: Mask = (rows >= 0) & ~too_large
+        return exists
+
+    def _below_window(self, g: int, computed: Array | None) -> Array | None:
+        """Per batch entry, the columns below the sliding window; None = nothing is nulled."""
+        group = self.layout.groups[g]
+        if computed is None or not group.sliding_window_reach:
+            return None
+        if self.layout.context_parallel.size > 1:
+            return None
+        first_readable = np.maximum(computed.astype(np.int64) - group.sliding_window_reach, 0)
+        columns: Array = first_readable // group.tokens_per_column
+        return columns
+
+    def _copy_rows(
+        self,
+        g: int,
+        rows: Array,
+        lengths: Array,
+        below_window: Array | None,
+        table: Array,
+        dirty_columns: int,
+    ) -> None:
+        """Copy each row's live columns and zero the rest of what may be dirty."""
+        if not len(rows):
+            return
+        filled = int(lengths.max())
+        live = self._tables[g][rows, :filled]
+        uniform = int(lengths.min())
+        if uniform < filled:
+            live[:, uniform:] *= self._columns[uniform:filled] < lengths[:, None]
+        if below_window is not None and below_window.any():
+            nulled = min(int(below_window.max()), filled)
+            live[:, :nulled] *= self._columns[:nulled] >= below_window[:, None]
+        table[: len(rows), :filled] = live
+        table[: len(rows), filled:dirty_columns] = 0
+
+    def _map(self, rows: Array, positions: Array, replayed: Mask | None, out: Array) -> None:
+        num_tokens = len(positions)
+        out[:, num_tokens:] = PAD_SLOT_ID
+        if not num_tokens:
+            return
+        no_row, too_large = None, None
+        if rows.min() < 0 or rows.max() >= self.layout.max_num_reqs:
+            too_large = rows >= self.layout.max_num_reqs
+            no_row = (rows < 0) | too_large
+        negative = positions < 0 if positions.min() < 0 else None
+        tokens = _Tokens(
+            positions if negative is None else np.where(negative, 0, positions),
+            (rows if no_row is None else np.where(no_row, 0, rows)).astype(np.int64),
+            _union(no_row, negative),
+            replayed,
+        )
+        for g, group in enumerate(self.layout.groups):
+            if not group.maps_slots:
+                out[g, :num_tokens] = PAD_SLOT_ID
+                continue
+            if too_large is not None:
+                self._count(FaultCode.ROW_OUT_OF_RANGE, g, too_large, rows, positions)
+            self._map_group(g, group, tokens, out[g, :num_tokens])
+
+    def _map_group(self, g: int, group: KVCacheGroup, tokens: _Tokens, out: Array) -> None:
+        padded = tokens.padded
+        if group.prefix_cacheable and tokens.replayed is not None:
+            padded = _union(padded, tokens.replayed)
+        if group.circular:
+            column, offset = np.zeros_like(tokens.positions), tokens.positions % group.block_size
+            code = FaultCode.EMPTY_RING
+        else:
+            column, offset, other_rank = self._locate(g, group, tokens.positions)
+            code = FaultCode.COLUMN_OUT_OF_ROW
+            padded = _union(padded, other_rank)
+        missing = _any_or_none(column >= self._num_columns[g][tokens.rows])
+        if missing is not None:
+            column = np.where(missing, 0, column)
+            faulty = missing if padded is None else missing & ~padded
+            self._count(code, g, faulty, tokens.rows, tokens.positions)
+            padded = _union(padded, missing)
+        element = tokens.rows * self.layout.widths[g]
+        element += column
+        block_ids = self._arena[self.layout.offsets[g] :].take(element)
+        np.multiply(block_ids, group.tokens_per_column, dtype=out.dtype, out=out)
+        out += offset.astype(out.dtype, copy=False)
+        if padded is not None:
+            out[padded] = PAD_SLOT_ID
+
+    def _locate(
+        self, g: int, group: KVCacheGroup, positions: Array
+    ) -> tuple[Array, Array, Mask | None]:
+        """Column and offset of each token, and which tokens another rank owns."""
+        size, rank = self.layout.shards(g)
+        if size == 1:
+            column, offset = _divmod(positions, group.tokens_per_column)
+            return column, offset, None
+        interleave = self.layout.context_parallel.interleave
+        virtual_block, virtual_offset = _divmod(positions, group.block_size * size)
+        stripe_of_rank, within = _divmod(virtual_offset, interleave)
+        stripe, owner = _divmod(stripe_of_rank, size)
+        local = stripe * interleave + within
+        column, offset = _divmod(local, group.tokens_per_column)
+        column += virtual_block * group.columns_per_block
+        return column, offset, _any_or_none(owner != rank)
+
+    def _count(
+        self,
+        code: FaultCode,
+        g: int,
+        faulty: Mask,
+        rows: Array,
+        positions: Array | None = None,
+    ) -> None:
+        self._fault_counts[code, g] += int(np.count_nonzero(faulty))
+        if not self.checked:
+            return
+        room = FAULT_DETAILS - len(self._fault_details)
+        for t in np.flatnonzero(faulty)[:room].tolist():
+            token, position = (-1, -1) if positions is None else (t, int(positions[t]))
+            self._fault_details.append(Fault(code, g, 1, int(rows[t]), token, position))
+
+
+def _divmod(values: Array, divisor: int) -> tuple[Array, Array]:
+    """Quotient and remainder of non-negative values; a shift and a mask where that is exact."""
+    if divisor & (divisor - 1) == 0:
+        return values >> (divisor.bit_length() - 1), values & (divisor - 1)
+    quotient = values // divisor
+    return quotient, values - quotient * divisor
+
+
+def _union(first: Mask | None, second: Mask | None) -> Mask | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first | second
+
+
+def _any_or_none(mask: Mask) -> Mask | None:
+    return mask if mask.any() else None

@@ -1,0 +1,600 @@
+"""The manager that a model runner owns: every KV cache group's block table, one launch a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fused_slots import arguments, env
+from fused_slots.arguments import INDEX_DTYPES, check_count, check_matrix, check_vector
+from fused_slots.backends import backend_class, parse_device
+from fused_slots.faults import Fault, InvalidArgumentError
+from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, SlotMappingMode
+from fused_slots.layout import TableLayout, per_group
+from fused_slots.plan import LaunchPlan, WarmupReport
+from fused_slots.rows import HostRows, StagedWrites
+
+if TYPE_CHECKING:
+    from fused_slots.inspect.explain import Explanation
+
+_INT32 = (torch.int32,)
+_INT64 = (torch.int64,)
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """One group's source table: `gpu` is int32 [max_num_reqs, width] on the manager's device."""
+
+    gpu: torch.Tensor
+
+
+@dataclass(frozen=True)
+class NumBlocks:
+    """Filled columns per row, int32 [G, max_num_reqs].
+
+    `np` is the host's truth, staged appends included; `gpu` is the device's copy, which follows
+    when staged writes are applied.
+    """
+
+    np: npt.NDArray[np.int32]
+    gpu: torch.Tensor
+
+
+class AscendBlockTables:
+    """Block tables and slot mappings of all KV cache groups of a hybrid model.
+
+    Build it from `KVCacheGroup`s with `from_groups`, or with the keywords of vLLM's v2
+    `BlockTables` as below; both give the same object. Every device buffer keeps its address for
+    the manager's life. `arguments` below have one entry per KV cache group where they are lists.
+
+    Args:
+        block_sizes: tokens per allocation block.
+        max_num_reqs: rows of every table.
+        max_num_batched_tokens: tokens of one step, the width of `slot_mappings`.
+        max_num_blocks_per_group: allocation blocks of one row; the width is taken as given,
+            without alignment.
+        device: "cpu", "cuda[:i]", "npu[:i]" or a torch.device.
+        cp_size: context parallel ranks.
+        cp_rank: this rank.
+        cp_interleave: consecutive tokens on one rank.
+        slot_mapping_enabled: False = all slots of the group are PAD. Default: True.
+        dcp_sharded: False = the group is replicated on every rank. Default: True.
+        sliding_window_reach: tokens below the first scheduled position that attention may still
+            read; 0 = all. Default: 0.
+        kernel_block_sizes: tokens per table column. Default: block_sizes.
+        slot_mapping_modes: `SlotMappingMode`s; a disabled group is NONE whatever stands here.
+        circular: True = the row is one block used as a ring. Default: False.
+        prefix_cacheable: False = replayed tokens are written. Default: True.
+        replay_window: tokens after `replay_start` that cacheable groups do not rewrite.
+        slot_dtype: torch.int32 or torch.int64. Default: int32 on npu, int64 elsewhere.
+        num_blocks: pool size in allocation blocks, an int or a list; ids at or above it are
+            refused. None = unknown.
+        checked: record the first device faults in detail. None = FUSED_SLOTS_CHECKED.
+
+    Raises:
+        ConfigurationError: a setting that cannot be mapped exactly; names it and what would do.
+        BackendUnavailableError: the device, its driver or its package is missing.
+    """
+
+    def __init__(
+        self,
+        block_sizes: Sequence[int],
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        max_num_blocks_per_group: Sequence[int],
+        device: str | torch.device,
+        cp_size: int = 1,
+        cp_rank: int = 0,
+        cp_interleave: int = 1,
+        slot_mapping_enabled: Sequence[bool] | None = None,
+        dcp_sharded: Sequence[bool] | None = None,
+        sliding_window_reach: Sequence[int] | None = None,
+        kernel_block_sizes: Sequence[int] | None = None,
+        slot_mapping_modes: Sequence[SlotMappingMode] | None = None,
+        circular: Sequence[bool] | None = None,
+        prefix_cacheable: Sequence[bool] | None = None,
+        replay_window: int = 0,
+        slot_dtype: torch.dtype | None = None,
+        num_blocks: int | Sequence[int] | None = None,
+        checked: bool | None = None,
+    ) -> None:
+        count = len(block_sizes)
+        columns: dict[str, Sequence[object]] = {
+            "max_num_blocks_per_group": max_num_blocks_per_group,
+            "slot_mapping_enabled": _default(slot_mapping_enabled, True, count),
+            "dcp_sharded": _default(dcp_sharded, True, count),
+            "sliding_window_reach": _default(sliding_window_reach, 0, count),
+            "kernel_block_sizes": _default(kernel_block_sizes, None, count),
+            "slot_mapping_modes": _default(
+                slot_mapping_modes, SlotMappingMode.TOKEN_TO_KV_SLOT, count
+            ),
+            "circular": _default(circular, False, count),
+            "prefix_cacheable": _default(prefix_cacheable, True, count),
+        }
+        for name, values in columns.items():
+            per_group(name, values, count)
+        groups = []
+        for size, *rest in zip(block_sizes, *columns.values(), strict=True):
+            max_num_blocks, enabled, sharded, reach, kernel_size, mode, ring, cacheable = rest
+            groups.append(
+                KVCacheGroup(
+                    block_size=size,
+                    max_num_blocks=max_num_blocks,
+                    kernel_block_size=kernel_size,
+                    slot_mapping_mode=mode if enabled else SlotMappingMode.NONE,
+                    circular=ring,
+                    dcp_sharded=sharded,
+                    prefix_cacheable=cacheable,
+                    sliding_window_reach=reach,
+                )
+            )
+        self._build(
+            groups,
+            [group.max_num_blocks * group.columns_per_block for group in groups],
+            max_num_reqs,
+            max_num_batched_tokens,
+            device,
+            ContextParallel(cp_size, cp_rank, cp_interleave),
+            replay_window,
+            slot_dtype,
+            num_blocks,
+            checked,
+        )
+
+    @classmethod
+    def from_groups(
+        cls,
+        groups: Sequence[KVCacheGroup],
+        *,
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        device: str | torch.device = "cpu",
+        context_parallel: ContextParallel = ContextParallel(),  # noqa: B008 - frozen, no state
+        replay_window: int = 0,
+        slot_dtype: torch.dtype | None = None,
+        num_blocks: int | Sequence[int | None] | None = None,
+        checked: bool | None = None,
+    ) -> AscendBlockTables:
+        """Build a manager from its groups; rows get the width of `get_block_table_width`.
+
+        The arguments and errors are those of the class, with `context_parallel` in place of the
+        three cp_ numbers.
+        """
+        tables = cls.__new__(cls)
+        tables._build(
+            groups,
+            [group.row_width for group in groups],
+            max_num_reqs,
+            max_num_batched_tokens,
+            device,
+            context_parallel,
+            replay_window,
+            slot_dtype,
+            num_blocks,
+            checked,
+        )
+        return tables
+
+    def _build(
+        self,
+        groups: Sequence[KVCacheGroup],
+        widths: Sequence[int],
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        device: str | torch.device,
+        context_parallel: ContextParallel,
+        replay_window: int,
+        slot_dtype: torch.dtype | None,
+        num_blocks: int | Sequence[int | None] | None,
+        checked: bool | None,
+    ) -> None:
+        self.device = parse_device(device)
+        backend = backend_class(self.device)
+        if num_blocks is None or isinstance(num_blocks, int):
+            num_blocks = [num_blocks] * len(groups)
+        per_group("num_blocks", num_blocks, len(groups))
+        self.layout = TableLayout(
+            groups=tuple(groups),
+            widths=tuple(widths),
+            max_num_reqs=max_num_reqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            context_parallel=context_parallel,
+            replay_window=replay_window,
+            slot_dtype=slot_dtype or backend.default_slot_dtype,
+            num_blocks=tuple(num_blocks),
+        )
+        self.redirect_writes_to_null_block = False
+        """Writable: while true, every staged block id becomes the null block (vLLM sets it)."""
+        self.launches = 0
+        """Operations started on the device since construction; graph replays do not count."""
+        self._rows = HostRows(self.layout)
+        self._backend = backend(
+            self.layout, self.device, env.checked() if checked is None else checked
+        )
+        self.device = self._backend.device
+        self.block_tables = [BlockTable(table) for table in self._backend.tables]
+        self.input_block_tables = list(self._backend.input_tables)
+        self.num_blocks = NumBlocks(self._rows.num_columns, self._backend.num_columns)
+        self.slot_mappings = self._backend.slot_mappings
+
+    # What vLLM reads of its own class, under its names.
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """Tokens per allocation block of every group."""
+        return [group.block_size for group in self.layout.groups]
+
+    @property
+    def num_kv_cache_groups(self) -> int:
+        """Number of KV cache groups (G)."""
+        return self.layout.num_groups
+
+    @property
+    def max_num_reqs(self) -> int:
+        """Rows of every table."""
+        return self.layout.max_num_reqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of one step; the width of `slot_mappings`."""
+        return self.layout.max_num_batched_tokens
+
+    @property
+    def cp_size(self) -> int:
+        """Context parallel ranks."""
+        return self.layout.context_parallel.size
+
+    @property
+    def cp_rank(self) -> int:
+        """This context parallel rank."""
+        return self.layout.context_parallel.rank
+
+    @property
+    def cp_interleave(self) -> int:
+        """Consecutive tokens on one context parallel rank."""
+        return self.layout.context_parallel.interleave
+
+    def append_block_ids(
+        self,
+        req_index: int,
+        new_block_ids: Sequence[Sequence[int]],
+        overwrite: bool,
+    ) -> None:
+        """Stage one request's new blocks; the device sees them after `apply_staged_writes`.
+
+        All or nothing: after an error no group's row has changed.
+
+        Args:
+            req_index: the request's row.
+            new_block_ids: per group, a list of allocation block ids. Under kernel splitting each
+                id k becomes the columns k*n ... k*n + n - 1.
+            overwrite: start the row anew with these blocks instead of appending them.
+
+        Raises:
+            InvalidArgumentError: no such row, or not one list per group.
+            BlockIdError: an id is negative, outside the pool, or has slots beyond slot_dtype.
+            RowCapacityError: the row has too few columns; names request, group and the numbers.
+        """
+        self._rows.stage(req_index, new_block_ids, overwrite, self.redirect_writes_to_null_block)
+
+    def apply_staged_writes(self) -> None:
+        """Make the staged writes visible on the device: one launch, none if nothing is staged.
+
+        Raises:
+            InvalidArgumentError: writes are pending while a graph is being captured.
+        """
+        writes = self._take_writes("apply_staged_writes")
+        if writes is not None:
+            self.launches += 1
+            self._backend.apply_writes(writes)
+
+    def gather_block_tables(
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        out: Sequence[torch.Tensor] | None = None,
+        out_ptrs: torch.Tensor | None = None,
+        num_computed_tokens: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Copy the rows of a batch into the gathered tables.
+
+        Args:
+            idx_mapping: int32 or int64 [num_reqs], the row of each batch entry, -1 = dummy.
+            num_reqs_padded: rows to return; those from num_reqs on are zero.
+            out: per group int32 [>= num_reqs_padded, >= width], written instead of
+                `input_block_tables`; rows from num_reqs_padded on stay as they are.
+            out_ptrs: uint64 [G], the addresses of `out`, as vLLM passes them; `out` suffices.
+            num_computed_tokens: int32 [max_num_reqs], by row. In groups with a
+                sliding_window_reach, columns wholly below the window become the null block 0.
+
+        Returns:
+            Per group an int32 [num_reqs_padded, width] view: the row's filled columns, zero
+            beyond them.
+
+        Raises:
+            InvalidArgumentError: a tensor has the wrong shape, dtype or device.
+        """
+        num_reqs = self._check_gather(idx_mapping, num_reqs_padded, out, num_computed_tokens)
+        if out_ptrs is not None and out is None:
+            raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
+        tables = self.input_block_tables if out is None else out
+        if self.layout.num_groups and (num_reqs or num_reqs_padded or out is None):
+            self.launches += 1
+            self._backend.gather(idx_mapping, num_reqs_padded, num_computed_tokens, out)
+        return tuple(table[:num_reqs_padded] for table in tables)
+
+    def compute_slot_mappings(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_tokens_padded: int,
+        out: torch.Tensor | None = None,
+        replay_start: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Slots of every token of a batch in every group, in one launch.
+
+        The number of tokens is N = query_start_loc[num_reqs]; whatever the arrays hold beyond it
+        is not read, and slots from N to the capacity become PAD.
+
+        Args:
+            idx_mapping: int32 or int64 [num_reqs], the row of each batch entry, -1 = dummy.
+            query_start_loc: int32 [>= num_reqs + 1], token offsets, starting at 0.
+            positions: int64 [>= N], logical position of each token in its request.
+            num_tokens_padded: columns to return.
+            out: int32 or int64 [G, capacity], written instead of `slot_mappings`.
+            replay_start: int32 [>= num_reqs], by batch entry: first replayed position, 0 = none.
+
+        Returns:
+            [G, num_tokens_padded] view of `slot_mappings` or `out`.
+
+        Raises:
+            InvalidArgumentError: a tensor has the wrong shape, dtype or device, or (where the
+                host can see it) query_start_loc decreases or exceeds the capacity.
+        """
+        slots = self.slot_mappings if out is None else out
+        if out is not None:
+            self._check_slots_out(out)
+        self._check_tokens(idx_mapping, query_start_loc, positions, replay_start, slots.shape[1])
+        check_count("num_tokens_padded", num_tokens_padded, 0, slots.shape[1], "the capacity")
+        if self.layout.num_groups:
+            self.launches += 1
+            self._backend.map_slots(idx_mapping, query_start_loc, positions, replay_start, slots)
+        return slots[:, :num_tokens_padded]
+
+    def step(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        num_reqs_padded: int | None = None,
+        num_tokens_padded: int | None = None,
+        num_computed_tokens: torch.Tensor | None = None,
+        replay_start: torch.Tensor | None = None,
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Apply staged writes, gather the batch's rows and map its slots, in one launch.
+
+        Arguments and errors are those of `gather_block_tables` and `compute_slot_mappings`;
+        num_reqs_padded defaults to num_reqs, num_tokens_padded to the capacity.
+
+        Returns:
+            The gathered tables and the slot mappings, as the two calls return them.
+
+        Raises:
+            InvalidArgumentError: as those two; or writes are pending during a graph capture.
+        """
+        if num_reqs_padded is None:
+            num_reqs_padded = idx_mapping.shape[0]
+        capacity = self.layout.max_num_batched_tokens
+        if num_tokens_padded is None:
+            num_tokens_padded = capacity
+        self._check_gather(idx_mapping, num_reqs_padded, None, num_computed_tokens)
+        self._check_tokens(idx_mapping, query_start_loc, positions, replay_start, capacity)
+        check_count("num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens")
+        writes = self._take_writes("step")
+        if self.layout.num_groups:
+            self.launches += 1
+            self._backend.step(
+                writes,
+                idx_mapping,
+                query_start_loc,
+                positions,
+                num_reqs_padded,
+                num_computed_tokens,
+                replay_start,
+            )
+        tables = tuple(table[:num_reqs_padded] for table in self.input_block_tables)
+        return tables, self.slot_mappings[:, :num_tokens_padded]
+
+    def map_tokens(
+        self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Slots of a flat list of (row, position) pairs, for drafts, in one launch.
+
+        The rules are those of `compute_slot_mappings` without replay; `slot_mappings` is left
+        alone, and what lies beyond T in the buffer becomes PAD.
+
+        Args:
+            rows: int32 or int64 [T], the row of each token, -1 = dummy.
+            positions: int64 [T].
+            out: int32 or int64 [G, >= T], written instead of the manager's own draft buffer.
+
+        Returns:
+            [G, T] view of the draft buffer or `out`.
+
+        Raises:
+            InvalidArgumentError: a tensor has the wrong shape, dtype or device.
+        """
+        slots = self._backend.draft_slot_mappings if out is None else out
+        if out is not None:
+            self._check_slots_out(out)
+        num_tokens = check_vector("rows", rows, INDEX_DTYPES, self.device)
+        check_vector("positions", positions, _INT64, self.device)
+        if positions.shape[0] != num_tokens:
+            raise InvalidArgumentError(
+                "positions", expected=f"{num_tokens} entries, as rows", actual=f"{len(positions)}"
+            )
+        setting = "max_num_batched_tokens, or the width of out"
+        check_count("tokens in rows", num_tokens, 0, slots.shape[1], setting)
+        if self.layout.num_groups:
+            self.launches += 1
+            self._backend.map_tokens(rows, positions, slots)
+        return slots[:, :num_tokens]
+
+    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
+        """Zeroed gathered tables for a dummy run; the caller may write into them.
+
+        Args:
+            num_reqs: rows to return.
+
+        Returns:
+            Per group an int32 [num_reqs, width] view of `input_block_tables`.
+
+        Raises:
+            InvalidArgumentError: more rows than max_num_reqs.
+        """
+        check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
+        self._backend.clear_input_tables(num_reqs)
+        return tuple(table[:num_reqs] for table in self.input_block_tables)
+
+    def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
+        """The slot mappings, PAD everywhere, for a dummy run.
+
+        Args:
+            num_tokens: columns to return.
+
+        Returns:
+            [G, num_tokens] view of `slot_mappings`, whose whole buffer is PAD.
+
+        Raises:
+            InvalidArgumentError: more tokens than max_num_batched_tokens.
+        """
+        capacity = self.layout.max_num_batched_tokens
+        check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
+        self.slot_mappings.fill_(PAD_SLOT_ID)
+        return self.slot_mappings[:, :num_tokens]
+
+    def init_block_table_layout_tensors(self) -> None:
+        """Rebuild device metadata after the device's memory was restored; harmless at any time."""
+        self._backend.init_layout()
+
+    def warmup(self) -> WarmupReport:
+        """Compile every kernel variant that a plan can choose, so that no step compiles any."""
+        return self._backend.warmup()
+
+    def launch_plan(
+        self, num_reqs: int, num_tokens: int, max_query_len: int | None = None
+    ) -> LaunchPlan:
+        """How a batch of these sizes would be launched.
+
+        Args:
+            num_reqs: batch entries.
+            num_tokens: tokens of the batch.
+            max_query_len: longest query, if known.
+
+        Raises:
+            InvalidArgumentError: a size exceeds the manager's.
+        """
+        check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
+        capacity = self.layout.max_num_batched_tokens
+        check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
+        return self._backend.launch_plan(num_reqs, num_tokens, max_query_len)
+
+    def take_faults(self) -> list[Fault]:
+        """Wait for the device and return the faults counted since the last call.
+
+        Unchecked: one record per (code, group). Checked: the first ones one by one, then one
+        record per (code, group) for the rest.
+        """
+        return self._backend.take_faults()
+
+    def explain(
+        self, group: int, req_index: int, position: int, replay_start: int = 0
+    ) -> Explanation:
+        """Derive one token's slot, number by number; str() of the result is the derivation.
+
+        Reads the row from the device, so it waits for it. Staged writes that were not applied are
+        not seen.
+
+        Args:
+            group: KV cache group.
+            req_index: the request's row, -1 = dummy.
+            position: logical position of the token.
+            replay_start: first replayed position of the request, 0 = none.
+
+        Raises:
+            InvalidArgumentError: no such group or row.
+        """
+        from fused_slots.inspect.explain import explain
+
+        return explain(self, group, req_index, position, replay_start)
+
+    def check_integrity(self) -> None:
+        """Check every invariant that can be read off the buffers; waits for the device.
+
+        Raises:
+            IntegrityError: lists each broken invariant.
+        """
+        from fused_slots.inspect.check import check_integrity
+
+        check_integrity(self)
+
+    def _take_writes(self, operation: str) -> StagedWrites | None:
+        if not self._rows.pending:
+            return None
+        self._backend.refuse_capture(operation)
+        return self._rows.take()
+
+    def _check_gather(
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        out: Sequence[torch.Tensor] | None,
+        num_computed_tokens: torch.Tensor | None,
+    ) -> int:
+        layout, device = self.layout, self.device
+        num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
+        limit, setting = layout.max_num_reqs, "max_num_reqs"
+        if out is not None:
+            per_group_out = f"{layout.num_groups} tables, one per KV cache group"
+            if len(out) != layout.num_groups:
+                raise InvalidArgumentError("out", expected=per_group_out, actual=f"{len(out)}")
+            for g, table in enumerate(out):
+                check_matrix(f"out[{g}]", table, _INT32, device, (0, layout.widths[g]))
+            limit = min((table.shape[0] for table in out), default=num_reqs_padded)
+            setting = "the rows of out"
+        check_count("num_reqs_padded", num_reqs_padded, num_reqs, limit, setting)
+        if num_computed_tokens is not None:
+            rows = layout.max_num_reqs
+            check_vector("num_computed_tokens", num_computed_tokens, _INT32, device, rows)
+        return num_reqs
+
+    def _check_tokens(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        replay_start: torch.Tensor | None,
+        capacity: int,
+    ) -> None:
+        device = self.device
+        num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
+        check_vector("query_start_loc", query_start_loc, _INT32, device, num_reqs + 1)
+        num_positions = check_vector("positions", positions, _INT64, device)
+        if replay_start is not None:
+            check_vector("replay_start", replay_start, _INT32, device, num_reqs)
+        if self._backend.reads_tensors_on_host:
+            arguments.check_host_visible_batch(query_start_loc, num_reqs, num_positions, capacity)
+
+    def _check_slots_out(self, out: torch.Tensor) -> None:
+        arguments.check_slots_out(self.layout, out, self.device, self._rows.largest_ids)
+
+
+def _default(values: Sequence[object] | None, default: object, count: int) -> list[object]:
+    return [default] * count if values is None else list(values)

@@ -1,0 +1,157 @@
+"""Sizes and offsets that every backend shares: where each group's table lies, and its limits.
+
+All groups' tables of one kind lie in one flat int32 arena, so that a kernel needs one base pointer
+and a scatter over all groups is one operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from fused_slots.faults import INT32_MAX, ConfigurationError, require_int
+from fused_slots.groups import ContextParallel, KVCacheGroup
+
+ARENA_ALIGNMENT = 64
+"""int32 elements; every group's table starts on a 256-byte boundary."""
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """A manager's fixed sizes.
+
+    Args:
+        groups: the KV cache groups, in the order of their block tables.
+        widths: columns of one row, per group.
+        max_num_reqs: rows of every table.
+        max_num_batched_tokens: width of the slot mappings (the capacity).
+        context_parallel: size, rank and interleave.
+        replay_window: tokens after `replay_start` that prefix-cacheable groups do not rewrite.
+        slot_dtype: torch.int32 or torch.int64.
+        num_blocks: pool size in allocation blocks, per group; None = unknown.
+
+    Raises:
+        ConfigurationError: a combination that cannot be mapped exactly.
+    """
+
+    groups: tuple[KVCacheGroup, ...]
+    widths: tuple[int, ...]
+    max_num_reqs: int
+    max_num_batched_tokens: int
+    context_parallel: ContextParallel
+    replay_window: int
+    slot_dtype: torch.dtype
+    num_blocks: tuple[int | None, ...]
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_reqs", "max_num_batched_tokens"):
+            require_int(name, getattr(self, name), minimum=1)
+        require_int("replay_window", self.replay_window, minimum=0)
+        if self.slot_dtype not in (torch.int32, torch.int64):
+            raise ConfigurationError(
+                "slot_dtype", expected="torch.int32 or torch.int64", actual=str(self.slot_dtype)
+            )
+        for g, group in enumerate(self.groups):
+            self._check_context_parallel(g, group)
+            self._check_pool(g, group)
+
+    @property
+    def num_groups(self) -> int:
+        """Number of KV cache groups (G)."""
+        return len(self.groups)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """First element of each group's table in the arena, in int32 elements."""
+        ends = [0]
+        for width in self.widths:
+            size = self.max_num_reqs * width
+            ends.append(ends[-1] + -(-size // ARENA_ALIGNMENT) * ARENA_ALIGNMENT)
+        return tuple(ends)
+
+    @property
+    def arena_size(self) -> int:
+        """Elements of one arena (all groups' tables)."""
+        return self.offsets[-1]
+
+    def shards(self, g: int) -> tuple[int, int]:
+        """(S', c') of a group: ranks that share it and this rank's number among them."""
+        cp = self.context_parallel
+        return (cp.size, cp.rank) if self.groups[g].dcp_sharded else (1, 0)
+
+    def describe(self, g: int) -> str:
+        """A group as errors name it: its number and, when given, its name."""
+        name = self.groups[g].name
+        return f"group {g} ({name})" if name else f"group {g}"
+
+    @cached_property
+    def max_block_ids(self) -> tuple[int, ...]:
+        """The largest allocation block id each group accepts: pool, table and slot dtype."""
+        return tuple(
+            min(bound for bound, _ in self._block_id_bounds(g)) for g in range(self.num_groups)
+        )
+
+    def block_id_limit(self, g: int) -> str:
+        """Why `max_block_ids[g]` is what it is, for an error message."""
+        return min(self._block_id_bounds(g))[1]
+
+    def _block_id_bounds(self, g: int) -> list[tuple[int, str]]:
+        group = self.groups[g]
+        n, pool = group.columns_per_block, self.num_blocks[g]
+        bounds = [((INT32_MAX - (n - 1)) // n, "its columns must fit the int32 block table")]
+        if pool is not None:
+            bounds.append((pool - 1, f"num_blocks={pool} is the pool's size"))
+        if group.maps_slots and self.slot_dtype is torch.int32:
+            bounds.append(
+                ((INT32_MAX + 1) // group.block_size - 1, "its last slot must fit slot_dtype int32")
+            )
+        return bounds
+
+    def _check_context_parallel(self, g: int, group: KVCacheGroup) -> None:
+        cp = self.context_parallel
+        if group.circular and cp.size > 1:
+            raise ConfigurationError(
+                f"context_parallel.size with circular {self.describe(g)}",
+                expected="1: a ring of one block cannot be dealt to ranks",
+                actual=str(cp.size),
+                hint="Keep the circular group out of this manager, or set size=1",
+            )
+        if group.dcp_sharded and cp.size > 1 and group.block_size % cp.interleave:
+            raise ConfigurationError(
+                f"context_parallel.interleave of {self.describe(g)}",
+                expected=f"a divisor of block_size ({group.block_size}), so that no two tokens "
+                "share a slot",
+                actual=str(cp.interleave),
+                hint="Change interleave, or set dcp_sharded=False if every rank holds this group",
+            )
+
+    def _check_pool(self, g: int, group: KVCacheGroup) -> None:
+        pool = self.num_blocks[g]
+        if pool is None:
+            return
+        require_int(f"num_blocks of {self.describe(g)}", pool, minimum=1)
+        if self.max_block_ids[g] < pool - 1:
+            raise ConfigurationError(
+                f"num_blocks of {self.describe(g)}",
+                expected=f"at most {self.max_block_ids[g] + 1} blocks of {group.block_size} "
+                f"tokens: {self.block_id_limit(g)}",
+                actual=str(pool),
+                hint="Use slot_dtype=torch.int64, or a smaller pool",
+            )
+
+
+def per_group(argument: str, values: Sequence[object], num_groups: int) -> None:
+    """Check that a per-group list has one entry for each group.
+
+    Raises:
+        ConfigurationError: the lengths differ.
+    """
+    if len(values) != num_groups:
+        raise ConfigurationError(
+            argument,
+            expected=f"{num_groups} entries, one per KV cache group",
+            actual=f"{len(values)}",
+        )

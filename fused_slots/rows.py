@@ -1,0 +1,246 @@
+"""Host-side rows: how many columns each request has filled, and writes waiting for the device."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from fused_slots.faults import (
+    INT32_MAX,
+    BlockIdError,
+    InvalidArgumentError,
+    RowCapacityError,
+)
+from fused_slots.layout import TableLayout
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StagedWrites:
+    """One step's writes to all groups' tables, in no particular order and free of overlaps.
+
+    Args:
+        destinations: int64 [M], element of the tables' arena that each column id goes to.
+        column_ids: int32 [M], kernel block ids.
+        rows: int64 [R], the rows whose number of columns changed, each once.
+        num_columns: int32 [G, R], their new number of filled columns.
+    """
+
+    destinations: Int64Array
+    column_ids: Int32Array
+    rows: Int64Array
+    num_columns: Int32Array
+
+
+class HostRows:
+    """Row lengths on the host and the writes staged since the last step.
+
+    `num_columns` (int32 [G, max_num_reqs]) is the truth about filled columns; the device's copy
+    follows when the staged writes are applied.
+    """
+
+    def __init__(self, layout: TableLayout) -> None:
+        self._layout = layout
+        self._columns_per_block = [group.columns_per_block for group in layout.groups]
+        self._max_block_ids = list(layout.max_block_ids)
+        self.num_columns: Int32Array = np.zeros(
+            (layout.num_groups, layout.max_num_reqs), dtype=np.int32
+        )
+        self.largest_ids = [0] * layout.num_groups
+        """Per group, the largest allocation block id ever staged."""
+        self._clear()
+
+    @property
+    def pending(self) -> bool:
+        """Whether writes wait to be applied."""
+        return bool(self._rows)
+
+    @property
+    def staged_rows(self) -> frozenset[int]:
+        """Rows with writes that wait to be applied."""
+        return frozenset(self._rows)
+
+    def stage(
+        self,
+        req_index: int,
+        new_block_ids: Sequence[Sequence[int]],
+        overwrite: bool,
+        redirect_to_null_block: bool,
+    ) -> None:
+        """Stage one request's new blocks, for all groups or for none.
+
+        Args:
+            req_index: the request's row.
+            new_block_ids: per group, allocation block ids to append to the row.
+            overwrite: start the row anew instead.
+            redirect_to_null_block: stage the null block in place of every id.
+
+        Raises:
+            InvalidArgumentError: the row or the number of groups is wrong.
+            BlockIdError: an id is not an int the group accepts.
+            RowCapacityError: a row would hold more columns than it has.
+        """
+        self._check_request(req_index, new_block_ids)
+        ids, largest_ids = self._checked_ids(req_index, new_block_ids)
+        lengths = [len(group_ids) for group_ids in new_block_ids]
+        begins = [0] * len(lengths) if overwrite else self.num_columns[:, req_index].tolist()
+        ends = [
+            begin + length * n
+            for begin, length, n in zip(begins, lengths, self._columns_per_block, strict=True)
+        ]
+        for g, (end, width) in enumerate(zip(ends, self._layout.widths, strict=True)):
+            if end > width:
+                self._raise_over_capacity(req_index, g, begins[g], end)
+        if redirect_to_null_block:
+            ids = array("i", bytes(ids.itemsize * len(ids)))
+        else:
+            self.largest_ids = largest_ids
+        self._ids.extend(ids)
+        self._rows.append(req_index)
+        self._overwrites.append(overwrite)
+        self._lengths.extend(lengths)
+        self._begins.extend(begins)
+        self.num_columns[:, req_index] = ends
+
+    def take(self) -> StagedWrites:
+        """The writes staged since the last call; they are no longer pending."""
+        layout, num_groups = self._layout, self._layout.num_groups
+        rows = np.array(self._rows, dtype=np.int64)
+        lengths = np.array(self._lengths, dtype=np.int64).reshape(len(rows), num_groups)
+        begins = np.array(self._begins, dtype=np.int64).reshape(len(rows), num_groups)
+        ids = np.array(self._ids, dtype=np.int32)
+        unique_rows = np.unique(rows)
+        if len(unique_rows) < len(rows):
+            alive = self._survives_overwrites(rows)
+            ids = ids[np.repeat(alive, lengths.sum(axis=1))]
+            rows, lengths, begins = rows[alive], lengths[alive], begins[alive]
+        offsets = np.array(layout.offsets[:num_groups], dtype=np.int64)
+        widths = np.array(layout.widths, dtype=np.int64)
+        starts = offsets + rows[:, None] * widths + begins
+        per_block = np.broadcast_to(
+            np.array(self._columns_per_block, dtype=np.int64), lengths.shape
+        )
+        destinations, column_ids = _spread(ids, starts, lengths, per_block)
+        writes = StagedWrites(
+            destinations, column_ids, unique_rows, self.num_columns[:, unique_rows]
+        )
+        self._clear()
+        return writes
+
+    def _clear(self) -> None:
+        self._ids = array("i")
+        self._rows: list[int] = []
+        self._overwrites: list[bool] = []
+        self._lengths: list[int] = []
+        self._begins: list[int] = []
+
+    def _survives_overwrites(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
+        """Which calls no later overwrite of the same row makes void."""
+        calls = np.arange(len(rows))
+        last_overwrite = np.zeros(self._layout.max_num_reqs, dtype=np.int64)
+        overwrites = np.array(self._overwrites, dtype=np.bool_)
+        np.maximum.at(last_overwrite, rows[overwrites], calls[overwrites])
+        return calls >= last_overwrite[rows]
+
+    def _check_request(self, req_index: int, new_block_ids: Sequence[Sequence[int]]) -> None:
+        is_row = isinstance(req_index, (int, np.integer)) and not isinstance(req_index, bool)
+        if not is_row or not 0 <= req_index < self._layout.max_num_reqs:
+            raise InvalidArgumentError(
+                "req_index",
+                expected=f"a row in [0, {self._layout.max_num_reqs})",
+                actual=repr(req_index),
+                hint="max_num_reqs sets the number of rows",
+            )
+        if len(new_block_ids) != self._layout.num_groups:
+            raise InvalidArgumentError(
+                f"new_block_ids of request row {req_index}",
+                expected=f"{self._layout.num_groups} lists, one per KV cache group",
+                actual=f"{len(new_block_ids)}",
+            )
+
+    def _checked_ids(
+        self, req_index: int, new_block_ids: Sequence[Sequence[int]]
+    ) -> tuple[array[int], list[int]]:
+        """All groups' ids one behind the other, and the largest ids ever with these among them."""
+        largest_ids = self.largest_ids.copy()
+        try:
+            for g, group_ids in enumerate(new_block_ids):
+                if len(group_ids):
+                    largest = max(group_ids)
+                    if min(group_ids) < 0 or largest > self._max_block_ids[g]:
+                        break
+                    if largest > largest_ids[g]:
+                        largest_ids[g] = int(largest)
+            else:
+                return array("i", chain.from_iterable(new_block_ids)), largest_ids
+        except (TypeError, OverflowError):
+            pass
+        self._raise_bad_id(req_index, new_block_ids)
+        raise AssertionError("a refused block id was not found again")
+
+    def _raise_bad_id(self, req_index: int, new_block_ids: Sequence[Sequence[int]]) -> None:
+        for g, group_ids in enumerate(new_block_ids):
+            where = f"new_block_ids of request row {req_index}, {self._layout.describe(g)}"
+            if not isinstance(group_ids, (list, tuple, np.ndarray, array, range)):
+                raise BlockIdError(
+                    where, expected="a list of block ids", actual=type(group_ids).__name__
+                )
+            for place, block_id in enumerate(group_ids):
+                if not isinstance(block_id, (int, np.integer)):
+                    raise BlockIdError(
+                        f"{where}, entry {place}", expected="an int", actual=repr(block_id)
+                    )
+                if not 0 <= block_id <= self._max_block_ids[g]:
+                    raise BlockIdError(
+                        f"{where}, entry {place}",
+                        expected=f"a block id in [0, {self._max_block_ids[g]}]",
+                        actual=str(block_id),
+                        hint=self._why_refused(g, int(block_id)),
+                    )
+
+    def _why_refused(self, g: int, block_id: int) -> str:
+        if 0 <= block_id <= INT32_MAX:
+            return f"The limit comes from the group: {self._layout.block_id_limit(g)}"
+        return "Block ids are non-negative int32 numbers"
+
+    def _raise_over_capacity(self, req_index: int, g: int, begin: int, end: int) -> None:
+        width = self._layout.widths[g]
+        raise RowCapacityError(
+            f"new_block_ids of request row {req_index}, {self._layout.describe(g)}",
+            expected=f"at most {width} columns in the row",
+            actual=f"{end} > {width} ({begin} filled, {end - begin} new)",
+            hint="Raise max_num_blocks of the group (max_num_blocks_per_group), or limit the "
+            "request's length; nothing was staged for any group",
+        )
+
+
+def _spread(
+    ids: Int32Array, starts: Int64Array, lengths: Int64Array, per_block: Int64Array
+) -> tuple[Int64Array, Int32Array]:
+    """Turn runs of allocation block ids into (arena element, column id) pairs.
+
+    Args:
+        ids: int32, the runs one behind the other.
+        starts: first arena element of each run.
+        lengths: ids of each run.
+        per_block: columns that each id of the run becomes.
+    """
+    flat_lengths = lengths.ravel()
+    counts = flat_lengths * per_block.ravel()
+    run_ends = np.cumsum(counts)
+    total = int(run_ends[-1]) if len(run_ends) else 0
+    shift = starts.ravel() - (run_ends - counts)
+    destinations = np.arange(total, dtype=np.int64) + np.repeat(shift, counts)
+    n = np.repeat(per_block.ravel(), flat_lengths)
+    if not len(n) or n.max() == 1:
+        return destinations, ids
+    block_ends = np.cumsum(n)
+    within = np.arange(total, dtype=np.int64) - np.repeat(block_ends - n, n)
+    return destinations, (np.repeat(ids * n, n) + within).astype(np.int32)
