@@ -1,0 +1,80 @@
+# Everything sets itself up: each target that needs an environment makes it first, from python3
+# alone. A stamp file in the environment makes the second run quick.
+
+PYTHON ?= python3
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PYTEST_ARGS ?=
+
+RUN := .venv/bin/python
+ENV := .venv/.installed
+
+# Environments of their own: triton-ascend brings another `triton`, vllm another set of packages.
+# Their tests run where the folder with its requirements exists.
+EXTRA_TESTS := $(foreach kind,ascend vllm,$(if $(wildcard tests/$(kind)/requirements.txt),test-$(kind)))
+
+.PHONY: help demo test test-main test-wheel test-ascend test-vllm lint bench verify-long clean
+
+help:
+	@echo 'make demo         replay a recorded schedule, check every slot, draw the block tables'
+	@echo 'make test         all tests, on the source tree and on the built wheel'
+	@echo 'make bench        benchmarks of the host paths; JSON under bench/results/'
+	@echo 'make verify-long  the long verification runs (hours)'
+	@echo 'make lint         ruff and mypy --strict'
+
+demo: $(ENV)
+	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
+
+test: test-main test-wheel $(EXTRA_TESTS)
+
+test-main: $(ENV)
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+# The wheel is what users get: it must carry every file it needs and work without the source tree.
+test-wheel: $(ENV)
+	rm -rf .cache/wheel && mkdir -p .cache/wheel
+	$(RUN) -m build --wheel --outdir .cache/wheel . > .cache/wheel/build.log \
+		|| { cat .cache/wheel/build.log; exit 1; }
+	$(PYTHON) -m venv .cache/wheel/venv
+	PIP_CONSTRAINT=constraints.txt .cache/wheel/venv/bin/python $(PIP_INSTALL) .cache/wheel/*.whl
+	cd .cache/wheel && venv/bin/python -P ../../tests/wheel_smoke.py venv/bin/fused-slots
+
+test-ascend: .venv-ascend/.installed
+	.venv-ascend/bin/python -m pytest tests/ascend $(PYTEST_ARGS)
+
+test-vllm: .venv-vllm/.installed
+	.venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+
+lint: $(ENV)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check fused_slots bench
+	$(RUN) -m mypy
+
+bench: $(ENV)
+	.venv/bin/fused-slots bench $(BENCH_ARGS)
+
+verify-long: $(ENV)
+	$(RUN) bench/verify_long.py
+
+clean:
+	rm -rf .venv .venv-ascend .venv-vllm .cache build dist
+
+# A failed `python3 -m venv` leaves half an environment behind; remove it and say what is missing.
+define make_venv
+	@test -x $(1)/bin/pip || $(PYTHON) -m venv $(1) || { rm -rf $(1); \
+		echo 'No virtual environment: on Debian run "apt-get install python3-venv"' >&2; exit 1; }
+endef
+
+$(ENV): pyproject.toml constraints.txt
+	$(call make_venv,.venv)
+	PIP_CONSTRAINT=constraints.txt $(RUN) $(PIP_INSTALL) -e '.[dev,cuda]'
+	@touch $@
+
+# requirements.txt is installed with dependencies, requirements-no-deps.txt without; the package
+# itself comes from the source tree.
+.venv-%/.installed: tests/%/requirements.txt $(wildcard tests/*/requirements-no-deps.txt)
+	$(call make_venv,.venv-$*)
+	.venv-$*/bin/python $(PIP_INSTALL) -r tests/$*/requirements.txt
+	@if test -f tests/$*/requirements-no-deps.txt; then \
+		.venv-$*/bin/python $(PIP_INSTALL) --no-deps -r tests/$*/requirements-no-deps.txt; fi
+	.venv-$*/bin/python $(PIP_INSTALL) --no-deps -e .
+	@touch $@
