@@ -1,0 +1,1 @@
+"""Tests; `tests.workloads` and `tests.simulator` are shared with bench/."""
