@@ -15,6 +15,7 @@ from fused_slots.faults import INT32_MAX, InvalidArgumentError
 from fused_slots.layout import TableLayout
 
 INDEX_DTYPES = (torch.int32, torch.int64)
+_INT32 = (torch.int32,)
 
 
 def check_vector(
@@ -107,6 +108,57 @@ def check_count(name: str, value: int, minimum: int, maximum: int, setting: str)
             hint=f"The maximum is {setting}",
         )
     return int(value)
+
+
+def check_gather(
+    layout: TableLayout,
+    device: torch.device,
+    idx_mapping: torch.Tensor,
+    num_reqs_padded: int,
+    out: Sequence[torch.Tensor] | None,
+    num_computed_tokens: torch.Tensor | None,
+) -> int:
+    """Check what `gather_block_tables` is given, and return the number of batch entries.
+
+    Raises:
+        InvalidArgumentError: a tensor has the wrong shape, dtype, layout or device, or
+            num_reqs_padded is smaller than the batch or larger than the tables.
+    """
+    num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
+    limit, setting = layout.max_num_reqs, "max_num_reqs"
+    if out is not None:
+        per_group_out = f"{layout.num_groups} tables, one per KV cache group"
+        if len(out) != layout.num_groups:
+            raise InvalidArgumentError("out", expected=per_group_out, actual=f"{len(out)}")
+        for g, table in enumerate(out):
+            check_matrix(f"out[{g}]", table, _INT32, device, (0, layout.widths[g]))
+        limit = min((table.shape[0] for table in out), default=num_reqs_padded)
+        setting = "the rows of out"
+    check_count("num_reqs_padded", num_reqs_padded, num_reqs, limit, setting)
+    if num_computed_tokens is not None:
+        rows = layout.max_num_reqs
+        check_vector("num_computed_tokens", num_computed_tokens, _INT32, device, rows)
+    return num_reqs
+
+
+def check_tokens(
+    device: torch.device,
+    idx_mapping: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    replay_start: torch.Tensor | None,
+) -> int:
+    """Check a batch of tokens without looking at contents; return the number of batch entries.
+
+    Raises:
+        InvalidArgumentError: a tensor has the wrong shape, dtype, layout or device.
+    """
+    num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
+    check_vector("query_start_loc", query_start_loc, _INT32, device, num_reqs + 1)
+    check_vector("positions", positions, (torch.int64,), device)
+    if replay_start is not None:
+        check_vector("replay_start", replay_start, _INT32, device, num_reqs)
+    return num_reqs
 
 
 def check_slots_out(

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 
 from fused_slots import arguments, env
-from fused_slots.arguments import INDEX_DTYPES, check_count, check_matrix, check_vector
+from fused_slots.arguments import INDEX_DTYPES, check_count, check_vector
 from fused_slots.backends import backend_class, parse_device
 from fused_slots.faults import Fault, InvalidArgumentError
+from fused_slots.group_lists import groups_from_lists
 from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, SlotMappingMode
 from fused_slots.layout import TableLayout, per_group
 from fused_slots.plan import LaunchPlan, WarmupReport
@@ -22,7 +23,6 @@ from fused_slots.rows import HostRows, StagedWrites
 if TYPE_CHECKING:
     from fused_slots.inspect.explain import Explanation
 
-_INT32 = (torch.int32,)
 _INT64 = (torch.int64,)
 
 
@@ -103,36 +103,17 @@ class AscendBlockTables:
         num_blocks: int | Sequence[int] | None = None,
         checked: bool | None = None,
     ) -> None:
-        count = len(block_sizes)
-        columns: dict[str, Sequence[object]] = {
-            "max_num_blocks_per_group": max_num_blocks_per_group,
-            "slot_mapping_enabled": _default(slot_mapping_enabled, True, count),
-            "dcp_sharded": _default(dcp_sharded, True, count),
-            "sliding_window_reach": _default(sliding_window_reach, 0, count),
-            "kernel_block_sizes": _default(kernel_block_sizes, None, count),
-            "slot_mapping_modes": _default(
-                slot_mapping_modes, SlotMappingMode.TOKEN_TO_KV_SLOT, count
-            ),
-            "circular": _default(circular, False, count),
-            "prefix_cacheable": _default(prefix_cacheable, True, count),
-        }
-        for name, values in columns.items():
-            per_group(name, values, count)
-        groups = []
-        for size, *rest in zip(block_sizes, *columns.values(), strict=True):
-            max_num_blocks, enabled, sharded, reach, kernel_size, mode, ring, cacheable = rest
-            groups.append(
-                KVCacheGroup(
-                    block_size=size,
-                    max_num_blocks=max_num_blocks,
-                    kernel_block_size=kernel_size,
-                    slot_mapping_mode=mode if enabled else SlotMappingMode.NONE,
-                    circular=ring,
-                    dcp_sharded=sharded,
-                    prefix_cacheable=cacheable,
-                    sliding_window_reach=reach,
-                )
-            )
+        groups = groups_from_lists(
+            block_sizes,
+            max_num_blocks_per_group,
+            slot_mapping_enabled=slot_mapping_enabled,
+            dcp_sharded=dcp_sharded,
+            sliding_window_reach=sliding_window_reach,
+            kernel_block_sizes=kernel_block_sizes,
+            slot_mapping_modes=slot_mapping_modes,
+            circular=circular,
+            prefix_cacheable=prefix_cacheable,
+        )
         self._build(
             groups,
             [group.max_num_blocks * group.columns_per_block for group in groups],
@@ -319,7 +300,9 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: a tensor has the wrong shape, dtype or device.
         """
-        num_reqs = self._check_gather(idx_mapping, num_reqs_padded, out, num_computed_tokens)
+        num_reqs = arguments.check_gather(
+            self.layout, self.device, idx_mapping, num_reqs_padded, out, num_computed_tokens
+        )
         if out_ptrs is not None and out is None:
             raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
         tables = self.input_block_tables if out is None else out
@@ -394,7 +377,9 @@ class AscendBlockTables:
         capacity = self.layout.max_num_batched_tokens
         if num_tokens_padded is None:
             num_tokens_padded = capacity
-        self._check_gather(idx_mapping, num_reqs_padded, None, num_computed_tokens)
+        arguments.check_gather(
+            self.layout, self.device, idx_mapping, num_reqs_padded, None, num_computed_tokens
+        )
         self._check_tokens(idx_mapping, query_start_loc, positions, replay_start, capacity)
         check_count("num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens")
         writes = self._take_writes("step")
@@ -551,30 +536,6 @@ class AscendBlockTables:
         self._backend.refuse_capture(operation)
         return self._rows.take()
 
-    def _check_gather(
-        self,
-        idx_mapping: torch.Tensor,
-        num_reqs_padded: int,
-        out: Sequence[torch.Tensor] | None,
-        num_computed_tokens: torch.Tensor | None,
-    ) -> int:
-        layout, device = self.layout, self.device
-        num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
-        limit, setting = layout.max_num_reqs, "max_num_reqs"
-        if out is not None:
-            per_group_out = f"{layout.num_groups} tables, one per KV cache group"
-            if len(out) != layout.num_groups:
-                raise InvalidArgumentError("out", expected=per_group_out, actual=f"{len(out)}")
-            for g, table in enumerate(out):
-                check_matrix(f"out[{g}]", table, _INT32, device, (0, layout.widths[g]))
-            limit = min((table.shape[0] for table in out), default=num_reqs_padded)
-            setting = "the rows of out"
-        check_count("num_reqs_padded", num_reqs_padded, num_reqs, limit, setting)
-        if num_computed_tokens is not None:
-            rows = layout.max_num_reqs
-            check_vector("num_computed_tokens", num_computed_tokens, _INT32, device, rows)
-        return num_reqs
-
     def _check_tokens(
         self,
         idx_mapping: torch.Tensor,
@@ -583,18 +544,13 @@ class AscendBlockTables:
         replay_start: torch.Tensor | None,
         capacity: int,
     ) -> None:
-        device = self.device
-        num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
-        check_vector("query_start_loc", query_start_loc, _INT32, device, num_reqs + 1)
-        num_positions = check_vector("positions", positions, _INT64, device)
-        if replay_start is not None:
-            check_vector("replay_start", replay_start, _INT32, device, num_reqs)
+        num_reqs = arguments.check_tokens(
+            self.device, idx_mapping, query_start_loc, positions, replay_start
+        )
         if self._backend.reads_tensors_on_host:
-            arguments.check_host_visible_batch(query_start_loc, num_reqs, num_positions, capacity)
+            arguments.check_host_visible_batch(
+                query_start_loc, num_reqs, positions.shape[0], capacity
+            )
 
     def _check_slots_out(self, out: torch.Tensor) -> None:
         arguments.check_slots_out(self.layout, out, self.device, self._rows.largest_ids)
-
-
-def _default(values: Sequence[object] | None, default: object, count: int) -> list[object]:
-    return [default] * count if values is None else list(values)

@@ -1,0 +1,63 @@
+"""vLLM's form of the groups, one list per property, turned into `KVCacheGroup`s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fused_slots.groups import KVCacheGroup, SlotMappingMode
+from fused_slots.layout import per_group
+
+
+def groups_from_lists(
+    block_sizes: Sequence[int],
+    max_num_blocks_per_group: Sequence[int],
+    *,
+    slot_mapping_enabled: Sequence[bool] | None,
+    dcp_sharded: Sequence[bool] | None,
+    sliding_window_reach: Sequence[int] | None,
+    kernel_block_sizes: Sequence[int] | None,
+    slot_mapping_modes: Sequence[SlotMappingMode] | None,
+    circular: Sequence[bool] | None,
+    prefix_cacheable: Sequence[bool] | None,
+) -> list[KVCacheGroup]:
+    """One group per entry of `block_sizes`; None stands for the default in every group.
+
+    Args:
+        block_sizes, ...: as the constructor of `AscendBlockTables` takes them.
+
+    Raises:
+        ConfigurationError: a list has another length than `block_sizes`, or a value is refused.
+    """
+    count = len(block_sizes)
+    columns: dict[str, Sequence[object]] = {
+        "max_num_blocks_per_group": max_num_blocks_per_group,
+        "slot_mapping_enabled": _default(slot_mapping_enabled, True, count),
+        "dcp_sharded": _default(dcp_sharded, True, count),
+        "sliding_window_reach": _default(sliding_window_reach, 0, count),
+        "kernel_block_sizes": _default(kernel_block_sizes, None, count),
+        "slot_mapping_modes": _default(slot_mapping_modes, SlotMappingMode.TOKEN_TO_KV_SLOT, count),
+        "circular": _default(circular, False, count),
+        "prefix_cacheable": _default(prefix_cacheable, True, count),
+    }
+    for name, values in columns.items():
+        per_group(name, values, count)
+    groups = []
+    for size, *rest in zip(block_sizes, *columns.values(), strict=True):
+        max_num_blocks, enabled, sharded, reach, kernel_size, mode, ring, cacheable = rest
+        groups.append(
+            KVCacheGroup(
+                block_size=size,
+                max_num_blocks=max_num_blocks,
+                kernel_block_size=kernel_size,
+                slot_mapping_mode=mode if enabled else SlotMappingMode.NONE,
+                circular=ring,
+                dcp_sharded=sharded,
+                prefix_cacheable=cacheable,
+                sliding_window_reach=reach,
+            )
+        )
+    return groups
+
+
+def _default(values: Sequence[object] | None, default: object, count: int) -> list[object]:
+    return [default] * count if values is None else list(values)
