@@ -306,5 +306,5 @@ def _parse(content: bytes, source: str) -> Schedule:
             for mode in [group["slot_mapping_mode"]]
         ]
         return Schedule._checked({**header, "groups": tuple(groups)}, arrays, events)
-    except (LookupError, *DAMAGE) as error:
+    except DAMAGE as error:
         raise damaged(source, error) from error

@@ -20,6 +20,9 @@ from fused_slots.faults import BlockTableError
 FORMAT = "fused_slots schedule"
 FORMAT_VERSION = 1
 
+DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
+"""What reading a damaged or foreign file can raise once it has been decompressed."""
+
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
@@ -49,9 +52,14 @@ class ScheduleError(BlockTableError):
 def pack(header: Mapping[str, Any], arrays: Mapping[str, Int32Array]) -> bytes:
     """The bytes of a file; equal input gives equal bytes."""
     text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **header})
-    content = {array: values.reshape(-1) for array, values in arrays.items()}
+    content: dict[str, npt.NDArray[Any]] = {"header": np.frombuffer(text.encode(), np.uint8)}
+    content.update(arrays)
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, header=np.frombuffer(text.encode(), np.uint8), **content)
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for array, values in content.items():
+            # A ZipInfo made by hand carries no time of day.
+            with archive.open(zipfile.ZipInfo(f"{array}.npy"), "w") as file:
+                np.save(file, values.reshape(-1), allow_pickle=False)
     return lzma.compress(buffer.getvalue(), preset=9)
 
 
@@ -66,7 +74,7 @@ def unpack(content: bytes, source: str) -> tuple[dict[str, Any], dict[str, Int32
             header = json.loads(file["header"].tobytes())
             arrays = {array: file[array] for array in ARRAYS}
         found = header.pop("format"), header.pop("version")
-    except (lzma.LZMAError, zipfile.BadZipFile, EOFError, LookupError, *DAMAGE) as error:
+    except (lzma.LZMAError, zipfile.BadZipFile, EOFError, *DAMAGE) as error:
         raise damaged(source, error) from error
     if found != (FORMAT, FORMAT_VERSION):
         raise ScheduleError(
@@ -75,9 +83,6 @@ def unpack(content: bytes, source: str) -> tuple[dict[str, Any], dict[str, Int32
             actual=f"format {found[0]!r} version {found[1]!r}",
         )
     return header, arrays
-
-
-DAMAGE = (ValueError, TypeError, AttributeError)
 
 
 def damaged(source: str, error: Exception) -> ScheduleError:

@@ -20,7 +20,6 @@ from fused_slots.inspect.schedule import Append, ScheduleStep
 from fused_slots.vllm.scheduler_model import Traffic, build_scheduler, groups_of
 from fused_slots.vllm.scheduler_scenarios import RecordingError, Scenario
 
-_MAX_IDLE_STEPS = 100
 _ACCEPTANCE = 0.6
 
 
@@ -82,7 +81,6 @@ class SchedulerLoop:
         """The steps that schedule tokens; the runner does nothing with its tables in others."""
         in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         max_in_flight = 1 if self._scenario.asynchronous else 0
-        idle = 0
         while self.counts["steps"] < self._scenario.num_steps:
             self._add_requests()
             output = self._scheduler.schedule()
@@ -92,13 +90,6 @@ class SchedulerLoop:
             order = batch_order(output, decode_query_len=1 + self._scenario.draft_tokens)
             if order:
                 yield self._step(output, appends, order)
-            idle = 0 if order else idle + 1
-            if idle > _MAX_IDLE_STEPS:
-                raise RecordingError(
-                    f"scenario {self._scenario.name}",
-                    expected="a pool in which some request fits",
-                    actual=f"{idle} schedules without a token",
-                )
             in_flight.append((output, self._execute(output, order)))
             while len(in_flight) > max_in_flight:
                 self._update(*in_flight.popleft())
@@ -169,7 +160,7 @@ class SchedulerLoop:
 
     def _execute(self, output: SchedulerOutput, order: list[str]) -> ModelRunnerOutput:
         """Random tokens in place of the model; moves the rows on as the runner does."""
-        sampled = []
+        sampled: list[list[int]] = []
         for request_id in order:
             row = self._rows.live[request_id]
             row.num_computed += output.num_scheduled_tokens[request_id]

@@ -249,4 +249,4 @@ class Traffic:
 
     def tokens(self, count: int) -> list[int]:
         """Random token ids."""
-        return self._random.integers(1, _VOCAB_SIZE, count).tolist()
+        return [int(token) for token in self._random.integers(1, _VOCAB_SIZE, count)]

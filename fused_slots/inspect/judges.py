@@ -1,0 +1,181 @@
+"""The two judges of a replay: what the KV manager held, and the scalar reference.
+
+They share no code with the manager and none with each other, so agreement of all three means
+something. The KV manager knows a request's allocation blocks; the reference knows the rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fused_slots.groups import NULL_BLOCK_ID, PAD_SLOT_ID, ContextParallel, KVCacheGroup
+from fused_slots.inspect.schedule import Append, ScheduleStep
+from fused_slots.reference import Outcome, gathered_row, map_token
+
+Array = npt.NDArray[np.int64]
+
+UNKNOWN = -2
+"""A cell or slot about which a judge has nothing to say."""
+
+FAULTS = (Outcome.ROW_OUT_OF_RANGE, Outcome.EMPTY_RING, Outcome.COLUMN_OUT_OF_ROW)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step as the manager is given it: recorded entries first, then dummies of one token.
+
+    Attributes:
+        idx_mapping, query_start_loc, positions: with the dummies.
+        replay_start: per batch entry, 0 = none.
+        num_reqs: recorded entries, without dummies.
+    """
+
+    idx_mapping: npt.NDArray[np.int32]
+    query_start_loc: npt.NDArray[np.int32]
+    positions: Array
+    replay_start: npt.NDArray[np.int32]
+    num_computed_tokens: npt.NDArray[np.int32]
+    num_reqs: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the batch, those of dummies included."""
+        return int(self.query_start_loc[-1])
+
+
+class KVManagerJudge:
+    """Expects what the recorded KV manager held; has no opinion where it held the null block."""
+
+    name = "the KV manager"
+
+    def __init__(
+        self,
+        groups: Sequence[KVCacheGroup],
+        widths: Sequence[int],
+        context_parallel: ContextParallel,
+        replay_window: int,
+    ) -> None:
+        self._groups = groups
+        self._widths = widths
+        self._size = context_parallel.size
+        self._replay_window = replay_window
+
+    def block_table(self, g: int, step: ScheduleStep, batch: Batch) -> Array:
+        """Gathered table [batch entries, width] that group `g` must show."""
+        group, width = self._groups[g], self._widths[g]
+        n = group.columns_per_block
+        table = np.zeros((len(batch.idx_mapping), width), np.int64)
+        for entry, held in enumerate(step.expected_blocks[g]):
+            columns = np.repeat(held.astype(np.int64), n) * n + np.tile(np.arange(n), len(held))
+            columns[np.repeat(held == NULL_BLOCK_ID, n)] = UNKNOWN
+            if group.sliding_window_reach and self._size == 1:
+                computed = int(batch.num_computed_tokens[batch.idx_mapping[entry]])
+                first_readable = max(computed - group.sliding_window_reach, 0)
+                columns[: first_readable // group.tokens_per_column] = NULL_BLOCK_ID
+            table[entry, : len(columns)] = columns
+        return table
+
+    def slots(self, g: int, step: ScheduleStep, batch: Batch) -> Array:
+        """Slots [tokens] of group `g`: the KV manager knows them as block * K + place in block."""
+        group = self._groups[g]
+        slots = np.full(batch.num_tokens, PAD_SLOT_ID, np.int64)
+        if not group.maps_slots:
+            return slots
+        if self._size > 1 and group.dcp_sharded:
+            slots[:] = UNKNOWN
+            return slots
+        for entry, held in enumerate(step.expected_blocks[g]):
+            span = slice(*batch.query_start_loc[entry : entry + 2].tolist())
+            positions = batch.positions[span]
+            block, place = np.divmod(positions, group.block_size)
+            if group.circular:
+                block[:] = 0
+            known = block < len(held)
+            block_ids = np.where(known, held[np.where(known, block, 0)], NULL_BLOCK_ID)
+            slots[span] = block_ids.astype(np.int64) * group.block_size + place
+            slots[span][block_ids == NULL_BLOCK_ID] = UNKNOWN
+            start = int(batch.replay_start[entry])
+            if group.prefix_cacheable and start:
+                slots[span][(positions >= start) & (positions < start + self._replay_window)] = -1
+        return slots
+
+
+class ReferenceJudge:
+    """Keeps every row as plain lists and maps token by token; counts why each slot is what it is.
+
+    Attributes:
+        outcomes: per group, how many tokens met each outcome.
+    """
+
+    name = "the scalar reference"
+
+    def __init__(
+        self,
+        groups: Sequence[KVCacheGroup],
+        widths: Sequence[int],
+        context_parallel: ContextParallel,
+        replay_window: int,
+    ) -> None:
+        self._groups = groups
+        self._widths = widths
+        self._context_parallel = context_parallel
+        self._replay_window = replay_window
+        self._rows: list[dict[int, list[int]]] = [{} for _ in groups]
+        self.outcomes: list[Counter[Outcome]] = [Counter() for _ in groups]
+
+    def append(self, append: Append) -> None:
+        """Follow one `append_block_ids` call."""
+        for g, (group, block_ids) in enumerate(zip(self._groups, append.block_ids, strict=True)):
+            n = group.columns_per_block
+            columns = [block_id * n + part for block_id in block_ids for part in range(n)]
+            if append.overwrite:
+                self._rows[g][append.req_index] = columns
+            else:
+                self._rows[g].setdefault(append.req_index, []).extend(columns)
+
+    def block_table(self, g: int, step: ScheduleStep, batch: Batch) -> Array:
+        """Gathered table [batch entries, width] that group `g` must show."""
+        group, width = self._groups[g], self._widths[g]
+        rows = [
+            gathered_row(
+                group,
+                self._rows[g].get(row, []) if row >= 0 else [],
+                width,
+                int(batch.num_computed_tokens[row]),
+                self._context_parallel,
+            )
+            for row in batch.idx_mapping.tolist()
+        ]
+        return np.array(rows, np.int64).reshape(len(rows), width)
+
+    def slots(self, g: int, step: ScheduleStep, batch: Batch) -> Array:
+        """Slots [tokens] of group `g`."""
+        group, counts = self._groups[g], self.outcomes[g]
+        starts, positions = batch.query_start_loc.tolist(), batch.positions.tolist()
+        slots = []
+        for entry, row in enumerate(batch.idx_mapping.tolist()):
+            if row < 0:
+                counts[Outcome.DUMMY if group.maps_slots else Outcome.STATE_GROUP] += (
+                    starts[entry + 1] - starts[entry]
+                )
+                slots += [PAD_SLOT_ID] * (starts[entry + 1] - starts[entry])
+                continue
+            columns = self._rows[g].get(row, [])
+            replay_start = int(batch.replay_start[entry])
+            for position in positions[starts[entry] : starts[entry + 1]]:
+                token = map_token(
+                    group,
+                    columns,
+                    position,
+                    self._context_parallel,
+                    replay_start,
+                    self._replay_window,
+                )
+                counts[token.outcome] += 1
+                slots.append(token.slot)
+        return np.array(slots, np.int64)

@@ -1,0 +1,302 @@
+"""Replay a recorded schedule through a manager, judged at every step by two independent judges."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fused_slots.block_tables import AscendBlockTables
+from fused_slots.faults import IntegrityError
+from fused_slots.groups import NULL_BLOCK_ID, PAD_SLOT_ID, ContextParallel
+from fused_slots.inspect.judges import (
+    FAULTS,
+    UNKNOWN,
+    Array,
+    Batch,
+    KVManagerJudge,
+    ReferenceJudge,
+)
+from fused_slots.inspect.schedule import Schedule, ScheduleStep
+from fused_slots.reference import Outcome
+
+MAX_MISMATCHES = 10
+"""Mismatches kept in full; further ones are counted."""
+
+INTEGRITY_EVERY = 50
+"""Steps between two `check_integrity` calls, which read every buffer back."""
+
+_PREFIX_HIT = re.compile(r"prefix hit \d+ of (\d+)")
+_GONE = re.compile(r"(?:finished|preempted|aborted) (\d+)")
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One place where the manager and a judge disagree, with the derivation of the slot."""
+
+    step: int
+    what: str
+    expected: int | str
+    actual: int | str
+    judge: str
+    derivation: str = ""
+
+    def __str__(self) -> str:
+        head = f"step {self.step}: {self.what} is {self.actual}, {self.judge} says {self.expected}"
+        return f"{head}\n{self.derivation}" if self.derivation else head
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayedStep:
+    """One step as it came out of the manager.
+
+    Attributes:
+        index: number of the step.
+        step: the recorded step.
+        block_tables: per group, the gathered table, [num_reqs, width].
+        microseconds: time of the manager's calls: the appends and one `step`.
+        blocks_in_use: per group, distinct blocks that live requests hold.
+        mismatches: what the judges found in this step, at most `MAX_MISMATCHES`.
+    """
+
+    index: int
+    step: ScheduleStep
+    block_tables: tuple[Array, ...]
+    microseconds: float
+    blocks_in_use: tuple[int, ...]
+    mismatches: tuple[Mismatch, ...]
+
+
+class Replay:
+    """One pass of a schedule through a manager; iterate it once, then read the totals.
+
+    Args:
+        schedule: what to replay.
+        device: the manager's device.
+        context_parallel: replay as this rank; the KV manager then judges replicated groups only.
+        replay_window: treat this many tokens after each prefix hit as replayed.
+        pad_requests_to: fill each batch with dummies to a multiple of this, as graphs need.
+
+    Attributes:
+        tables: the manager.
+        outcomes: per group, tokens by outcome, as the reference counted them.
+        num_tail: slots behind the last token of a step, all groups.
+        num_mismatches: all of them, listed or not.
+        microseconds: per step.
+
+    Raises:
+        BlockTableError: the manager cannot be built for this device or these sizes.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        device: str = "cpu",
+        context_parallel: ContextParallel = ContextParallel(),  # noqa: B008 - frozen, no state
+        replay_window: int = 0,
+        pad_requests_to: int = 1,
+    ) -> None:
+        self.schedule = schedule
+        self.tables = AscendBlockTables.from_groups(
+            schedule.groups,
+            max_num_reqs=schedule.max_num_reqs,
+            max_num_batched_tokens=schedule.max_num_batched_tokens,
+            device=device,
+            context_parallel=context_parallel,
+            replay_window=replay_window,
+            num_blocks=schedule.num_blocks,
+        )
+        self.tables.warmup()
+        rules = (schedule.groups, self.tables.layout.widths, context_parallel, replay_window)
+        self._kv_manager, self._reference = KVManagerJudge(*rules), ReferenceJudge(*rules)
+        self._replay_window = replay_window
+        self._pad_requests_to = pad_requests_to
+        self._held: list[dict[int, Array]] = [{} for _ in schedule.groups]
+        self._sha256 = hashlib.sha256()
+        self.num_tail = self.num_tokens = self.num_steps = self.num_mismatches = 0
+        self.microseconds: list[float] = []
+
+    @property
+    def outcomes(self) -> list[Counter[Outcome]]:
+        """Per group, tokens by outcome."""
+        return self._reference.outcomes
+
+    @property
+    def digest(self) -> str:
+        """Of every gathered table and every slot so far; equal on every device."""
+        return self._sha256.hexdigest()
+
+    def __iter__(self) -> Iterator[ReplayedStep]:
+        for index, step in enumerate(self.schedule):
+            batch = self._batch(step)
+            microseconds = self._drive(step, batch)
+            mismatches = list(self._judge(index, step, batch))
+            if index % INTEGRITY_EVERY == 0 or index == len(self.schedule) - 1:
+                mismatches += self._check_at_rest(index)
+            self.num_mismatches += len(mismatches)
+            self.num_steps += 1
+            self.num_tokens += len(step.positions)
+            self.microseconds.append(microseconds)
+            yield ReplayedStep(
+                index,
+                step,
+                tuple(
+                    table[: batch.num_reqs].cpu().numpy().astype(np.int64)
+                    for table in self.tables.input_block_tables
+                ),
+                microseconds,
+                self._blocks_in_use(step),
+                tuple(mismatches[:MAX_MISMATCHES]),
+            )
+
+    def _batch(self, step: ScheduleStep) -> Batch:
+        num_reqs, num_tokens = len(step.idx_mapping), len(step.positions)
+        room = min(
+            self.schedule.max_num_reqs - num_reqs,
+            self.schedule.max_num_batched_tokens - num_tokens,
+        )
+        dummies = min(-num_reqs % self._pad_requests_to, room)
+        replay_start = np.zeros(num_reqs + dummies, np.int32)
+        if self._replay_window:
+            hits = [int(match[1]) for event in step.events if (match := _PREFIX_HIT.match(event))]
+            entries = np.flatnonzero(np.isin(step.request_ids, hits))
+            replay_start[entries] = step.positions[step.query_start_loc[entries]]
+        return Batch(
+            np.concatenate([step.idx_mapping, np.full(dummies, -1, np.int32)]),
+            np.concatenate(
+                [step.query_start_loc, num_tokens + 1 + np.arange(dummies, dtype=np.int32)]
+            ),
+            np.concatenate([step.positions, np.zeros(dummies, np.int64)]),
+            replay_start,
+            step.num_computed_tokens,
+            num_reqs,
+        )
+
+    def _drive(self, step: ScheduleStep, batch: Batch) -> float:
+        """Append and step; returns the microseconds of these calls alone."""
+        tables = self.tables
+        device = tables.device
+        idx_mapping, query_start_loc, positions, computed, replay_start = (
+            torch.from_numpy(values).to(device)
+            for values in (
+                batch.idx_mapping,
+                batch.query_start_loc,
+                batch.positions,
+                batch.num_computed_tokens,
+                batch.replay_start,
+            )
+        )
+        begin = time.perf_counter_ns()
+        for append in step.appends:
+            tables.append_block_ids(append.req_index, append.block_ids, append.overwrite)
+        tables.step(
+            idx_mapping,
+            query_start_loc,
+            positions,
+            num_computed_tokens=computed,
+            replay_start=replay_start if self._replay_window else None,
+        )
+        # Reading one element back waits for the device.
+        tables.slot_mappings[0, 0].item()
+        microseconds = (time.perf_counter_ns() - begin) / 1000
+        for append in step.appends:
+            self._reference.append(append)
+        return microseconds
+
+    def _judge(self, index: int, step: ScheduleStep, batch: Batch) -> Iterator[Mismatch]:
+        slots = self.tables.slot_mappings.cpu().numpy().astype(np.int64)
+        n = batch.num_tokens
+        self._sha256.update(slots.tobytes())
+        self.num_tail += slots[:, n:].size
+        for g in range(len(self.schedule.groups)):
+            table = self.tables.input_block_tables[g].cpu().numpy().astype(np.int64)
+            self._sha256.update(table.tobytes())
+            where = self.tables.layout.describe(g)
+            for token in np.flatnonzero(slots[g, n:] != PAD_SLOT_ID)[:1].tolist():
+                what = f"padding slot {n + token} of {where}"
+                yield Mismatch(index, what, PAD_SLOT_ID, int(slots[g, n + token]), "the contract")
+            for row, column in np.argwhere(table[len(batch.idx_mapping) :] != 0)[:1].tolist():
+                row += len(batch.idx_mapping)
+                what = f"unused cell [{row}, {column}] of the gathered table of {where}"
+                yield Mismatch(index, what, 0, int(table[row, column]), "the contract")
+            for judge in (self._reference, self._kv_manager):
+                yield from self._compare_table(index, step, batch, g, table, judge)
+                yield from self._compare_slots(index, step, batch, g, slots[g, :n], judge)
+
+    def _compare_table(
+        self,
+        index: int,
+        step: ScheduleStep,
+        batch: Batch,
+        g: int,
+        table: Array,
+        judge: KVManagerJudge | ReferenceJudge,
+    ) -> Iterator[Mismatch]:
+        expected = judge.block_table(g, step, batch)
+        actual = table[: len(expected)]
+        for entry, column in np.argwhere((expected != actual) & (expected != UNKNOWN)).tolist():
+            what = (
+                f"column {column} of batch entry {entry} in the gathered table of "
+                f"{self.tables.layout.describe(g)}"
+            )
+            seen = int(actual[entry, column])
+            yield Mismatch(index, what, int(expected[entry, column]), seen, judge.name)
+
+    def _compare_slots(
+        self,
+        index: int,
+        step: ScheduleStep,
+        batch: Batch,
+        g: int,
+        slots: Array,
+        judge: KVManagerJudge | ReferenceJudge,
+    ) -> Iterator[Mismatch]:
+        expected = judge.slots(g, step, batch)
+        for token in np.flatnonzero((expected != slots) & (expected != UNKNOWN)).tolist():
+            entry = int(np.searchsorted(batch.query_start_loc, token, side="right")) - 1
+            explanation = self.tables.explain(
+                g,
+                int(batch.idx_mapping[entry]),
+                int(batch.positions[token]),
+                int(batch.replay_start[entry]),
+            )
+            yield Mismatch(
+                index,
+                f"the slot of token {token} (batch entry {entry}) in "
+                f"{self.tables.layout.describe(g)}",
+                int(expected[token]),
+                int(slots[token]),
+                judge.name,
+                str(explanation),
+            )
+
+    def _check_at_rest(self, index: int) -> Iterator[Mismatch]:
+        try:
+            self.tables.check_integrity()
+        except IntegrityError as error:
+            yield Mismatch(index, "check_integrity", error.expected, error.actual, "the manager")
+        counted = sum(fault.count for fault in self.tables.take_faults())
+        seen = sum(counts[outcome] for counts in self.outcomes for outcome in FAULTS)
+        # Faults were taken at earlier checks too: only a count from then on would be comparable,
+        # and a recorded schedule must cause none at all.
+        if counted or seen:
+            yield Mismatch(index, "the number of faults", 0, max(counted, seen), "the contract")
+
+    def _blocks_in_use(self, step: ScheduleStep) -> tuple[int, ...]:
+        gone = {int(match[1]) for event in step.events if (match := _GONE.match(event))}
+        counts = []
+        for held, blocks_of in zip(self._held, step.expected_blocks, strict=True):
+            for request_id in gone:
+                held.pop(request_id, None)
+            for request_id, blocks in zip(step.request_ids.tolist(), blocks_of, strict=True):
+                held[request_id] = blocks
+            live = np.concatenate([*held.values(), np.zeros(1, np.int64)])
+            counts.append(len(np.unique(live[live != NULL_BLOCK_ID])))
+        return tuple(counts)
