@@ -7,8 +7,12 @@ a healthy engine causes some (captured drafts over empty rows, groups whose slot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
+
+import numpy as np
 
 INT32_MAX = 2**31 - 1
 
@@ -29,6 +33,11 @@ class BlockTableError(ValueError):
         self.actual = actual
         self.hint = hint
         super().__init__(argument, expected, actual, hint)
+
+    def __reduce__(self) -> tuple[Callable[..., BlockTableError], tuple[str]]:
+        # An engine's worker sends its errors to another process; keywords do not survive `args`.
+        build = partial(type(self), expected=self.expected, actual=self.actual, hint=self.hint)
+        return build, (self.argument,)
 
     def __str__(self) -> str:
         text = f"{self.argument}: expected {self.expected}; got {self.actual}"
@@ -102,13 +111,26 @@ class Fault:
 
 
 def require_int(argument: str, value: object, *, minimum: int, maximum: int = INT32_MAX) -> int:
-    """`value` as an int in [minimum, maximum].
+    """`value`, a Python or NumPy integer, as a Python int in [minimum, maximum].
 
     Raises:
         ConfigurationError: it is not an int, or out of range.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise ConfigurationError(argument, expected="an int", actual=repr(value))
+    if not minimum <= value <= maximum:
         raise ConfigurationError(
-            argument, expected=f"an int in [{minimum}, {maximum}]", actual=repr(value)
+            argument, expected=f"an int in [{minimum}, {maximum}]", actual=str(value)
         )
-    return value
+    return int(value)
+
+
+def require_bool(argument: str, value: object) -> bool:
+    """`value`, a Python or NumPy bool, as a Python bool.
+
+    Raises:
+        ConfigurationError: it is anything else, whatever its truth value.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ConfigurationError(argument, expected="True or False", actual=repr(value))
+    return bool(value)

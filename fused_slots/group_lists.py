@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from fused_slots.faults import require_bool
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
-from fused_slots.layout import per_group
+from fused_slots.layout import as_tuple, per_group
 
 
 def groups_from_lists(
@@ -28,8 +30,9 @@ def groups_from_lists(
     Raises:
         ConfigurationError: a list has another length than `block_sizes`, or a value is refused.
     """
+    block_sizes = as_tuple("block_sizes", block_sizes)
     count = len(block_sizes)
-    columns: dict[str, Sequence[object]] = {
+    columns: dict[str, Sequence[Any]] = {
         "max_num_blocks_per_group": max_num_blocks_per_group,
         "slot_mapping_enabled": _default(slot_mapping_enabled, True, count),
         "dcp_sharded": _default(dcp_sharded, True, count),
@@ -39,17 +42,18 @@ def groups_from_lists(
         "circular": _default(circular, False, count),
         "prefix_cacheable": _default(prefix_cacheable, True, count),
     }
-    for name, values in columns.items():
-        per_group(name, values, count)
+    lists = [per_group(name, values, count) for name, values in columns.items()]
     groups = []
-    for size, *rest in zip(block_sizes, *columns.values(), strict=True):
+    for size, *rest in zip(block_sizes, *lists, strict=True):
         max_num_blocks, enabled, sharded, reach, kernel_size, mode, ring, cacheable = rest
         groups.append(
             KVCacheGroup(
                 block_size=size,
                 max_num_blocks=max_num_blocks,
                 kernel_block_size=kernel_size,
-                slot_mapping_mode=mode if enabled else SlotMappingMode.NONE,
+                slot_mapping_mode=mode
+                if require_bool("slot_mapping_enabled", enabled)
+                else SlotMappingMode.NONE,
                 circular=ring,
                 dcp_sharded=sharded,
                 prefix_cacheable=cacheable,
@@ -59,5 +63,5 @@ def groups_from_lists(
     return groups
 
 
-def _default(values: Sequence[object] | None, default: object, count: int) -> list[object]:
-    return [default] * count if values is None else list(values)
+def _default(values: Sequence[object] | None, default: object, count: int) -> Sequence[object]:
+    return [default] * count if values is None else values

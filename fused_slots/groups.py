@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import gcd
 
-from fused_slots.faults import ConfigurationError, require_int
+from fused_slots.faults import ConfigurationError, require_bool, require_int
 
 PAD_SLOT_ID = -1
 """The slot of a token whose key and value must not be written."""
@@ -52,9 +52,9 @@ def get_block_table_width(
         ConfigurationError: a size is not positive, or the split is not even.
     """
     columns_per_block = _columns_per_block(block_size, kernel_block_size)
-    require_int("max_num_blocks", max_num_blocks, minimum=0)
+    max_num_blocks = require_int("max_num_blocks", max_num_blocks, minimum=0)
     if token_alignment is not None:
-        require_int("token_alignment", token_alignment, minimum=1)
+        token_alignment = require_int("token_alignment", token_alignment, minimum=1)
         multiple = token_alignment // gcd(token_alignment, block_size)
         max_num_blocks = -(-max_num_blocks // multiple) * multiple
     return max_num_blocks * columns_per_block
@@ -93,10 +93,15 @@ class KVCacheGroup:
 
     def __post_init__(self) -> None:
         columns_per_block = _columns_per_block(self.block_size, self.kernel_block_size)
-        if self.kernel_block_size is None:
-            object.__setattr__(self, "kernel_block_size", self.block_size)
-        require_int("max_num_blocks", self.max_num_blocks, minimum=1)
-        require_int("sliding_window_reach", self.sliding_window_reach, minimum=0)
+        minima = {"block_size": 1, "max_num_blocks": 1, "sliding_window_reach": 0}
+        for field, minimum in minima.items():
+            value = require_int(field, getattr(self, field), minimum=minimum)
+            object.__setattr__(self, field, value)
+        object.__setattr__(self, "kernel_block_size", self.block_size // columns_per_block)
+        for field in ("circular", "dcp_sharded", "prefix_cacheable"):
+            object.__setattr__(self, field, require_bool(field, getattr(self, field)))
+        if not isinstance(self.name, str):
+            raise ConfigurationError("name", expected="a str", actual=repr(self.name))
         if not isinstance(self.slot_mapping_mode, SlotMappingMode):
             raise ConfigurationError(
                 "slot_mapping_mode",
@@ -154,9 +159,10 @@ class ContextParallel:
     interleave: int = 1
 
     def __post_init__(self) -> None:
-        require_int("context_parallel.size", self.size, minimum=1)
-        require_int("context_parallel.interleave", self.interleave, minimum=1)
-        require_int("context_parallel.rank", self.rank, minimum=0)
+        for field, minimum in {"size": 1, "rank": 0, "interleave": 1}.items():
+            name = f"context_parallel.{field}"
+            value = require_int(name, getattr(self, field), minimum=minimum)
+            object.__setattr__(self, field, value)
         if self.rank >= self.size:
             raise ConfigurationError(
                 "context_parallel.rank",
@@ -166,10 +172,10 @@ class ContextParallel:
 
 
 def _columns_per_block(block_size: int, kernel_block_size: int | None) -> int:
-    require_int("block_size", block_size, minimum=1)
+    block_size = require_int("block_size", block_size, minimum=1)
     if kernel_block_size is None:
         return 1
-    require_int("kernel_block_size", kernel_block_size, minimum=1)
+    kernel_block_size = require_int("kernel_block_size", kernel_block_size, minimum=1)
     if block_size % kernel_block_size:
         raise ConfigurationError(
             "kernel_block_size",

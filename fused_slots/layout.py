@@ -6,9 +6,10 @@ and a scatter over all groups is one operation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 
@@ -47,14 +48,23 @@ class TableLayout:
     num_blocks: tuple[int | None, ...]
 
     def __post_init__(self) -> None:
-        for name in ("max_num_reqs", "max_num_batched_tokens"):
-            require_int(name, getattr(self, name), minimum=1)
-        require_int("replay_window", self.replay_window, minimum=0)
+        minima = {"max_num_reqs": 1, "max_num_batched_tokens": 1, "replay_window": 0}
+        for field, minimum in minima.items():
+            value = require_int(field, getattr(self, field), minimum=minimum)
+            object.__setattr__(self, field, value)
+        if not isinstance(self.context_parallel, ContextParallel):
+            raise ConfigurationError(
+                "context_parallel",
+                expected="a fused_slots.ContextParallel",
+                actual=repr(self.context_parallel),
+            )
         if self.slot_dtype not in (torch.int32, torch.int64):
             raise ConfigurationError(
                 "slot_dtype", expected="torch.int32 or torch.int64", actual=str(self.slot_dtype)
             )
+        object.__setattr__(self, "num_blocks", tuple(map(self._pool_size, range(self.num_groups))))
         for g, group in enumerate(self.groups):
+            require_int(f"row width of {self.describe(g)}, in columns", self.widths[g], minimum=1)
             self._check_context_parallel(g, group)
             self._check_pool(g, group)
 
@@ -76,6 +86,12 @@ class TableLayout:
     def arena_size(self) -> int:
         """Elements of one arena (all groups' tables)."""
         return self.offsets[-1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a manager's device buffers, without a backend's own metadata."""
+        slots = 2 * self.num_groups * self.max_num_batched_tokens * self.slot_dtype.itemsize
+        return 4 * (2 * self.arena_size + self.num_groups * self.max_num_reqs) + slots
 
     def shards(self, g: int) -> tuple[int, int]:
         """(S', c') of a group: ranks that share it and this rank's number among them."""
@@ -128,12 +144,15 @@ class TableLayout:
                 hint="Change interleave, or set dcp_sharded=False if every rank holds this group",
             )
 
-    def _check_pool(self, g: int, group: KVCacheGroup) -> None:
+    def _pool_size(self, g: int) -> int | None:
         pool = self.num_blocks[g]
         if pool is None:
-            return
-        require_int(f"num_blocks of {self.describe(g)}", pool, minimum=1)
-        if self.max_block_ids[g] < pool - 1:
+            return None
+        return require_int(f"num_blocks of {self.describe(g)}", pool, minimum=1)
+
+    def _check_pool(self, g: int, group: KVCacheGroup) -> None:
+        pool = self.num_blocks[g]
+        if pool is not None and self.max_block_ids[g] < pool - 1:
             raise ConfigurationError(
                 f"num_blocks of {self.describe(g)}",
                 expected=f"at most {self.max_block_ids[g] + 1} blocks of {group.block_size} "
@@ -143,15 +162,31 @@ class TableLayout:
             )
 
 
-def per_group(argument: str, values: Sequence[object], num_groups: int) -> None:
-    """Check that a per-group list has one entry for each group.
+T = TypeVar("T")
+
+
+def as_tuple(argument: str, values: Iterable[T]) -> tuple[T, ...]:
+    """The entries of a list that a caller passed.
 
     Raises:
-        ConfigurationError: the lengths differ.
+        ConfigurationError: it is no list.
     """
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise ConfigurationError(argument, expected="a list", actual=repr(values))
+    return tuple(values)
+
+
+def per_group(argument: str, values: Iterable[T], num_groups: int) -> tuple[T, ...]:
+    """The entries of a list that has one for each group.
+
+    Raises:
+        ConfigurationError: it is no list, or has another length.
+    """
+    values = as_tuple(argument, values)
     if len(values) != num_groups:
         raise ConfigurationError(
             argument,
             expected=f"{num_groups} entries, one per KV cache group",
             actual=f"{len(values)}",
         )
+    return values
