@@ -44,10 +44,8 @@ def check_vector(
         raise InvalidArgumentError(
             name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
         )
-    if not tensor.is_contiguous():
-        raise InvalidArgumentError(
-            name, expected="a contiguous tensor", actual=f"stride {tensor.stride()}"
-        )
+    if tensor.layout is not torch.strided or not tensor.is_contiguous():
+        raise InvalidArgumentError(name, expected="a contiguous tensor", actual=_layout_of(tensor))
     return shape[0]
 
 
@@ -58,7 +56,7 @@ def check_matrix(
     device: torch.device,
     minimum_shape: tuple[int, int],
 ) -> None:
-    """Check a 2-D tensor with contiguous rows that is at least as large as `minimum_shape`.
+    """Check a 2-D tensor with contiguous, separate rows, at least as large as `minimum_shape`.
 
     Raises:
         InvalidArgumentError: it is no tensor, or has the wrong dtype, shape, layout or device.
@@ -79,10 +77,23 @@ def check_matrix(
         raise InvalidArgumentError(
             name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
         )
-    if shape[1] and tensor.stride(1) != 1:
+    is_strided = tensor.layout is torch.strided
+    if not is_strided or (shape[1] > 1 and tensor.stride(1) != 1):
         raise InvalidArgumentError(
-            name, expected="contiguous rows (stride(1) == 1)", actual=f"stride {tensor.stride()}"
+            name, expected="contiguous rows (stride(1) == 1)", actual=_layout_of(tensor)
         )
+    if shape[0] > 1 and tensor.stride(0) < shape[1]:
+        raise InvalidArgumentError(
+            name,
+            expected=f"rows that do not overlap (stride(0) >= {shape[1]})",
+            actual=_layout_of(tensor),
+        )
+
+
+def _layout_of(tensor: torch.Tensor) -> str:
+    if tensor.layout is torch.strided:
+        return f"stride {tensor.stride()}"
+    return str(tensor.layout)
 
 
 def check_count(name: str, value: int, minimum: int, maximum: int, setting: str) -> int:
@@ -127,18 +138,39 @@ def check_gather(
     num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
     limit, setting = layout.max_num_reqs, "max_num_reqs"
     if out is not None:
-        per_group_out = f"{layout.num_groups} tables, one per KV cache group"
-        if len(out) != layout.num_groups:
-            raise InvalidArgumentError("out", expected=per_group_out, actual=f"{len(out)}")
-        for g, table in enumerate(out):
-            check_matrix(f"out[{g}]", table, _INT32, device, (0, layout.widths[g]))
-        limit = min((table.shape[0] for table in out), default=num_reqs_padded)
+        _check_tables_out(layout, out, device)
+        limit = min((table.shape[0] for table in out), default=num_reqs)
         setting = "the rows of out"
+    if num_reqs > limit:
+        raise InvalidArgumentError(
+            "idx_mapping",
+            expected=f"at most {limit} entries",
+            actual=str(num_reqs),
+            hint=f"The maximum is {setting}",
+        )
     check_count("num_reqs_padded", num_reqs_padded, num_reqs, limit, setting)
     if num_computed_tokens is not None:
         rows = layout.max_num_reqs
         check_vector("num_computed_tokens", num_computed_tokens, _INT32, device, rows)
     return num_reqs
+
+
+def _check_tables_out(
+    layout: TableLayout, out: Sequence[torch.Tensor], device: torch.device
+) -> None:
+    expected = f"{layout.num_groups} tables, one per KV cache group"
+    if not isinstance(out, (list, tuple)):
+        raise InvalidArgumentError("out", expected=expected, actual=type(out).__name__)
+    if len(out) != layout.num_groups:
+        raise InvalidArgumentError("out", expected=expected, actual=f"{len(out)}")
+    owners: dict[int, int] = {}
+    for g, table in enumerate(out):
+        check_matrix(f"out[{g}]", table, _INT32, device, (0, layout.widths[g]))
+        owner = owners.setdefault(table.data_ptr(), g)
+        if owner != g and table.numel():
+            raise InvalidArgumentError(
+                f"out[{g}]", expected="a table of its own", actual=f"the memory of out[{owner}]"
+            )
 
 
 def check_tokens(

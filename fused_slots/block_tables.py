@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,10 @@ import torch
 from fused_slots import arguments, env
 from fused_slots.arguments import INDEX_DTYPES, check_count, check_vector
 from fused_slots.backends import backend_class, parse_device
-from fused_slots.faults import Fault, InvalidArgumentError
+from fused_slots.faults import ConfigurationError, Fault, InvalidArgumentError, require_bool
 from fused_slots.group_lists import groups_from_lists
 from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, SlotMappingMode
-from fused_slots.layout import TableLayout, per_group
+from fused_slots.layout import TableLayout, as_tuple, per_group
 from fused_slots.plan import LaunchPlan, WarmupReport
 from fused_slots.rows import HostRows, StagedWrites
 
@@ -146,6 +147,12 @@ class AscendBlockTables:
         The arguments and errors are those of the class, with `context_parallel` in place of the
         three cp_ numbers.
         """
+        groups = as_tuple("groups", groups)
+        for g, group in enumerate(groups):
+            if not isinstance(group, KVCacheGroup):
+                raise ConfigurationError(
+                    f"groups[{g}]", expected="a fused_slots.KVCacheGroup", actual=repr(group)
+                )
         tables = cls.__new__(cls)
         tables._build(
             groups,
@@ -174,11 +181,11 @@ class AscendBlockTables:
         num_blocks: int | Sequence[int | None] | None,
         checked: bool | None,
     ) -> None:
-        self.device = parse_device(device)
-        backend = backend_class(self.device)
-        if num_blocks is None or isinstance(num_blocks, int):
+        torch_device = parse_device(device)
+        backend = backend_class(torch_device)
+        if num_blocks is None or isinstance(num_blocks, (int, np.integer)):
             num_blocks = [num_blocks] * len(groups)
-        per_group("num_blocks", num_blocks, len(groups))
+        checked = env.checked() if checked is None else require_bool("checked", checked)
         self.layout = TableLayout(
             groups=tuple(groups),
             widths=tuple(widths),
@@ -186,18 +193,18 @@ class AscendBlockTables:
             max_num_batched_tokens=max_num_batched_tokens,
             context_parallel=context_parallel,
             replay_window=replay_window,
-            slot_dtype=slot_dtype or backend.default_slot_dtype,
-            num_blocks=tuple(num_blocks),
+            slot_dtype=backend.default_slot_dtype if slot_dtype is None else slot_dtype,
+            num_blocks=per_group("num_blocks", num_blocks, len(groups)),
         )
         self.redirect_writes_to_null_block = False
         """Writable: while true, every staged block id becomes the null block (vLLM sets it)."""
         self.launches = 0
         """Operations started on the device since construction; graph replays do not count."""
-        self._rows = HostRows(self.layout)
-        self._backend = backend(
-            self.layout, self.device, env.checked() if checked is None else checked
-        )
-        self.device = self._backend.device
+        with _naming_sizes(self.layout, torch_device):
+            self._rows = HostRows(self.layout)
+            self._backend = backend(self.layout, torch_device, checked)
+        # As tensors name it: "cuda" holds them on "cuda:0", "cpu:0" on "cpu".
+        self.device = self._backend.slot_mappings.device
         self.block_tables = [BlockTable(table) for table in self._backend.tables]
         self.input_block_tables = list(self._backend.input_tables)
         self.num_blocks = NumBlocks(self._rows.num_columns, self._backend.num_columns)
@@ -269,10 +276,11 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: writes are pending while a graph is being captured.
         """
-        writes = self._take_writes("apply_staged_writes")
+        writes = self._collect_writes("apply_staged_writes")
         if writes is not None:
-            self.launches += 1
             self._backend.apply_writes(writes)
+            self.launches += 1
+            self._rows.clear()
 
     def gather_block_tables(
         self,
@@ -307,8 +315,8 @@ class AscendBlockTables:
             raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
         tables = self.input_block_tables if out is None else out
         if self.layout.num_groups and (num_reqs or num_reqs_padded or out is None):
-            self.launches += 1
             self._backend.gather(idx_mapping, num_reqs_padded, num_computed_tokens, out)
+            self.launches += 1
         return tuple(table[:num_reqs_padded] for table in tables)
 
     def compute_slot_mappings(
@@ -346,8 +354,8 @@ class AscendBlockTables:
         self._check_tokens(idx_mapping, query_start_loc, positions, replay_start, slots.shape[1])
         check_count("num_tokens_padded", num_tokens_padded, 0, slots.shape[1], "the capacity")
         if self.layout.num_groups:
-            self.launches += 1
             self._backend.map_slots(idx_mapping, query_start_loc, positions, replay_start, slots)
+            self.launches += 1
         return slots[:, :num_tokens_padded]
 
     def step(
@@ -373,7 +381,7 @@ class AscendBlockTables:
             InvalidArgumentError: as those two; or writes are pending during a graph capture.
         """
         if num_reqs_padded is None:
-            num_reqs_padded = idx_mapping.shape[0]
+            num_reqs_padded = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, self.device)
         capacity = self.layout.max_num_batched_tokens
         if num_tokens_padded is None:
             num_tokens_padded = capacity
@@ -382,9 +390,8 @@ class AscendBlockTables:
         )
         self._check_tokens(idx_mapping, query_start_loc, positions, replay_start, capacity)
         check_count("num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens")
-        writes = self._take_writes("step")
+        writes = self._collect_writes("step")
         if self.layout.num_groups:
-            self.launches += 1
             self._backend.step(
                 writes,
                 idx_mapping,
@@ -394,6 +401,9 @@ class AscendBlockTables:
                 num_computed_tokens,
                 replay_start,
             )
+            self.launches += 1
+        if writes is not None:
+            self._rows.clear()
         tables = tuple(table[:num_reqs_padded] for table in self.input_block_tables)
         return tables, self.slot_mappings[:, :num_tokens_padded]
 
@@ -428,8 +438,8 @@ class AscendBlockTables:
         setting = "max_num_batched_tokens, or the width of out"
         check_count("tokens in rows", num_tokens, 0, slots.shape[1], setting)
         if self.layout.num_groups:
-            self.launches += 1
             self._backend.map_tokens(rows, positions, slots)
+            self.launches += 1
         return slots[:, :num_tokens]
 
     def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
@@ -489,6 +499,8 @@ class AscendBlockTables:
         check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
         capacity = self.layout.max_num_batched_tokens
         check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
+        if max_query_len is not None:
+            check_count("max_query_len", max_query_len, 0, capacity, "max_num_batched_tokens")
         return self._backend.launch_plan(num_reqs, num_tokens, max_query_len)
 
     def take_faults(self) -> list[Fault]:
@@ -530,11 +542,12 @@ class AscendBlockTables:
 
         check_integrity(self)
 
-    def _take_writes(self, operation: str) -> StagedWrites | None:
+    def _collect_writes(self, operation: str) -> StagedWrites | None:
+        """The staged writes, which stay pending until the device has taken them."""
         if not self._rows.pending:
             return None
         self._backend.refuse_capture(operation)
-        return self._rows.take()
+        return self._rows.collect()
 
     def _check_tokens(
         self,
@@ -554,3 +567,21 @@ class AscendBlockTables:
 
     def _check_slots_out(self, out: torch.Tensor) -> None:
         arguments.check_slots_out(self.layout, out, self.device, self._rows.largest_ids)
+
+
+@contextmanager
+def _naming_sizes(layout: TableLayout, device: torch.device) -> Iterator[None]:
+    """Turn a refused allocation into an error that names the sizes which asked for it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = ("out of memory", "allocate memory", "Storage size")
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in words):
+            raise
+        raise ConfigurationError(
+            f"max_num_reqs={layout.max_num_reqs}, "
+            f"max_num_batched_tokens={layout.max_num_batched_tokens}, row widths {layout.widths}",
+            expected=f"buffers that fit the memory of {device}",
+            actual=f"{layout.num_bytes:,} bytes, which were refused",
+            hint="Lower max_num_reqs, max_num_blocks or max_num_batched_tokens",
+        ) from error

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from fused_slots.layout import TableLayout
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+
+_PLAIN_TYPES = frozenset((list, tuple, np.ndarray, array, range))
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class HostRows:
         )
         self.largest_ids = [0] * layout.num_groups
         """Per group, the largest allocation block id ever staged."""
-        self._clear()
+        self.clear()
 
     @property
     def pending(self) -> bool:
@@ -87,8 +90,10 @@ class HostRows:
             BlockIdError: an id is not an int the group accepts.
             RowCapacityError: a row would hold more columns than it has.
         """
-        self._check_request(req_index, new_block_ids)
+        self._check_request(req_index, new_block_ids, overwrite)
         ids, largest_ids = self._checked_ids(req_index, new_block_ids)
+        if not ids and not overwrite:
+            return
         lengths = [len(group_ids) for group_ids in new_block_ids]
         begins = [0] * len(lengths) if overwrite else self.num_columns[:, req_index].tolist()
         ends = [
@@ -103,14 +108,14 @@ class HostRows:
         else:
             self.largest_ids = largest_ids
         self._ids.extend(ids)
-        self._rows.append(req_index)
-        self._overwrites.append(overwrite)
+        self._rows.append(int(req_index))
+        self._overwrites.append(bool(overwrite))
         self._lengths.extend(lengths)
         self._begins.extend(begins)
         self.num_columns[:, req_index] = ends
 
-    def take(self) -> StagedWrites:
-        """The writes staged since the last call; they are no longer pending."""
+    def collect(self) -> StagedWrites:
+        """The writes staged since `clear`; they stay pending until it is called."""
         layout, num_groups = self._layout, self._layout.num_groups
         rows = np.array(self._rows, dtype=np.int64)
         lengths = np.array(self._lengths, dtype=np.int64).reshape(len(rows), num_groups)
@@ -128,13 +133,11 @@ class HostRows:
             np.array(self._columns_per_block, dtype=np.int64), lengths.shape
         )
         destinations, column_ids = _spread(ids, starts, lengths, per_block)
-        writes = StagedWrites(
-            destinations, column_ids, unique_rows, self.num_columns[:, unique_rows]
-        )
-        self._clear()
-        return writes
+        num_columns = self.num_columns[:, unique_rows]
+        return StagedWrites(destinations, column_ids, unique_rows, num_columns)
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Forget the staged writes: the device has them."""
         self._ids = array("i")
         self._rows: list[int] = []
         self._overwrites: list[bool] = []
@@ -149,7 +152,9 @@ class HostRows:
         np.maximum.at(last_overwrite, rows[overwrites], calls[overwrites])
         return calls >= last_overwrite[rows]
 
-    def _check_request(self, req_index: int, new_block_ids: Sequence[Sequence[int]]) -> None:
+    def _check_request(
+        self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool
+    ) -> None:
         is_row = isinstance(req_index, (int, np.integer)) and not isinstance(req_index, bool)
         if not is_row or not 0 <= req_index < self._layout.max_num_reqs:
             raise InvalidArgumentError(
@@ -158,42 +163,67 @@ class HostRows:
                 actual=repr(req_index),
                 hint="max_num_reqs sets the number of rows",
             )
-        if len(new_block_ids) != self._layout.num_groups:
+        if not isinstance(overwrite, (bool, np.bool_)):
             raise InvalidArgumentError(
-                f"new_block_ids of request row {req_index}",
-                expected=f"{self._layout.num_groups} lists, one per KV cache group",
-                actual=f"{len(new_block_ids)}",
+                "overwrite", expected="True or False", actual=repr(overwrite)
             )
+        if type(new_block_ids) not in _PLAIN_TYPES and not _is_list(new_block_ids):
+            self._raise_not_lists(req_index, type(new_block_ids).__name__)
+        if len(new_block_ids) != self._layout.num_groups:
+            self._raise_not_lists(req_index, str(len(new_block_ids)))
+
+    def _raise_not_lists(self, req_index: int, actual: str) -> NoReturn:
+        raise InvalidArgumentError(
+            f"new_block_ids of request row {req_index}",
+            expected=f"{self._layout.num_groups} lists, one per KV cache group",
+            actual=actual,
+        )
 
     def _checked_ids(
         self, req_index: int, new_block_ids: Sequence[Sequence[int]]
     ) -> tuple[array[int], list[int]]:
         """All groups' ids one behind the other, and the largest ids ever with these among them."""
-        largest_ids = self.largest_ids.copy()
         try:
-            for g, group_ids in enumerate(new_block_ids):
-                if len(group_ids):
-                    largest = max(group_ids)
-                    if min(group_ids) < 0 or largest > self._max_block_ids[g]:
-                        break
-                    if largest > largest_ids[g]:
-                        largest_ids[g] = int(largest)
-            else:
-                return array("i", chain.from_iterable(new_block_ids)), largest_ids
-        except (TypeError, OverflowError):
-            pass
-        self._raise_bad_id(req_index, new_block_ids)
-        raise AssertionError("a refused block id was not found again")
+            # `array` takes True for 1, and the elements of a tensor or of a set's random order.
+            if _PLAIN_TYPES.issuperset(map(type, new_block_ids)) and bool not in map(
+                type, chain.from_iterable(new_block_ids)
+            ):
+                return array("i", chain.from_iterable(new_block_ids)), self._largest(new_block_ids)
+        except (TypeError, ValueError, OverflowError):
+            pass  # found again below, with its place
+        lists = self._checked_one_by_one(req_index, new_block_ids)
+        return array("i", chain.from_iterable(lists)), self._largest(lists)
 
-    def _raise_bad_id(self, req_index: int, new_block_ids: Sequence[Sequence[int]]) -> None:
+    def _largest(self, new_block_ids: Sequence[Sequence[int]]) -> list[int]:
+        """The largest id ever staged, with these among them, per group.
+
+        Raises:
+            ValueError: an id is negative or too large for its group.
+        """
+        largest_ids = self.largest_ids.copy()
+        for g, group_ids in enumerate(new_block_ids):
+            if len(group_ids):
+                largest = max(group_ids)
+                if min(group_ids) < 0 or largest > self._max_block_ids[g]:
+                    raise ValueError(g)
+                if largest > largest_ids[g]:
+                    largest_ids[g] = int(largest)
+        return largest_ids
+
+    def _checked_one_by_one(
+        self, req_index: int, new_block_ids: Sequence[Sequence[int]]
+    ) -> list[list[int]]:
+        """The ids as Python ints; raises for the first that its group does not accept."""
+        lists: list[list[int]] = []
         for g, group_ids in enumerate(new_block_ids):
             where = f"new_block_ids of request row {req_index}, {self._layout.describe(g)}"
-            if not isinstance(group_ids, (list, tuple, np.ndarray, array, range)):
+            if not _is_list(group_ids):
                 raise BlockIdError(
                     where, expected="a list of block ids", actual=type(group_ids).__name__
                 )
             for place, block_id in enumerate(group_ids):
-                if not isinstance(block_id, (int, np.integer)):
+                is_int = isinstance(block_id, (int, np.integer)) and not isinstance(block_id, bool)
+                if not is_int:
                     raise BlockIdError(
                         f"{where}, entry {place}", expected="an int", actual=repr(block_id)
                     )
@@ -204,13 +234,15 @@ class HostRows:
                         actual=str(block_id),
                         hint=self._why_refused(g, int(block_id)),
                     )
+            lists.append([int(block_id) for block_id in group_ids])
+        return lists
 
     def _why_refused(self, g: int, block_id: int) -> str:
         if 0 <= block_id <= INT32_MAX:
             return f"The limit comes from the group: {self._layout.block_id_limit(g)}"
         return "Block ids are non-negative int32 numbers"
 
-    def _raise_over_capacity(self, req_index: int, g: int, begin: int, end: int) -> None:
+    def _raise_over_capacity(self, req_index: int, g: int, begin: int, end: int) -> NoReturn:
         width = self._layout.widths[g]
         raise RowCapacityError(
             f"new_block_ids of request row {req_index}, {self._layout.describe(g)}",
@@ -219,6 +251,14 @@ class HostRows:
             hint="Raise max_num_blocks of the group (max_num_blocks_per_group), or limit the "
             "request's length; nothing was staged for any group",
         )
+
+
+def _is_list(values: object) -> bool:
+    """Whether these can be ids in an order of their own."""
+    if isinstance(values, np.ndarray):
+        return values.ndim > 0
+    is_text = isinstance(values, (str, bytes, bytearray, memoryview))
+    return isinstance(values, (Sequence, array)) and not is_text
 
 
 def _spread(

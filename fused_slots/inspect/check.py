@@ -83,7 +83,9 @@ def _row_contents(tables: AscendBlockTables) -> Iterator[str]:
                 f"{layout.describe(g)} (columns go from 0 to {limit - 1})"
             )
         if n > 1:
-            torn = live & (table % n != np.arange(layout.widths[g]) % n) & ~outside
+            within = np.arange(layout.widths[g]) % n
+            first = np.repeat(table[:, ::n], n, axis=1)
+            torn = live & ((first % n != 0) | (table != first + within)) & ~outside
             for row, column in np.argwhere(torn).tolist():
                 yield (
                     f"block_tables[{g}].gpu[{row}, {column}] = {table[row, column]} is not part "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fused_slots.arguments import check_count
+from fused_slots.faults import INT32_MAX
 from fused_slots.reference import MappedToken, Outcome, map_token
 
 if TYPE_CHECKING:
@@ -37,11 +38,13 @@ def explain(
         replay_start: first replayed position of the request, 0 = none.
 
     Raises:
-        InvalidArgumentError: no such group, or the row is below -1.
+        InvalidArgumentError: no such group, the row is below -1, or a number is no int.
     """
     layout = tables.layout
     check_count("group", group, 0, layout.num_groups - 1, "the last KV cache group")
-    check_count("req_index", req_index, -1, 2**31 - 1, "int32")
+    check_count("req_index", req_index, -1, INT32_MAX, "int32")
+    position = check_count("position", position, -(2**63), 2**63 - 1, "int64")
+    replay_start = check_count("replay_start", replay_start, -INT32_MAX - 1, INT32_MAX, "int32")
     row = _filled_columns(tables, group, req_index)
     token = (
         MappedToken(-1, Outcome.DUMMY)
