@@ -19,7 +19,8 @@ from fused_slots.group_lists import groups_from_lists
 from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, SlotMappingMode
 from fused_slots.layout import TableLayout, as_tuple, per_group
 from fused_slots.plan import LaunchPlan, WarmupReport
-from fused_slots.rows import HostRows, StagedWrites
+from fused_slots.rows import HostRows
+from fused_slots.staging import StagedWrites
 
 if TYPE_CHECKING:
     from fused_slots.inspect.explain import Explanation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NoReturn
 
@@ -18,28 +17,11 @@ from fused_slots.faults import (
     RowCapacityError,
 )
 from fused_slots.layout import TableLayout
+from fused_slots.staging import StagedWrites, merge_writes
 
 Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
 
 _PLAIN_TYPES = frozenset((list, tuple, np.ndarray, array, range))
-
-
-@dataclass(frozen=True)
-class StagedWrites:
-    """One step's writes to all groups' tables, in no particular order and free of overlaps.
-
-    Args:
-        destinations: int64 [M], element of the tables' arena that each column id goes to.
-        column_ids: int32 [M], kernel block ids.
-        rows: int64 [R], the rows whose number of columns changed, each once.
-        num_columns: int32 [G, R], their new number of filled columns.
-    """
-
-    destinations: Int64Array
-    column_ids: Int32Array
-    rows: Int64Array
-    num_columns: Int32Array
 
 
 class HostRows:
@@ -56,6 +38,7 @@ class HostRows:
         self.num_columns: Int32Array = np.zeros(
             (layout.num_groups, layout.max_num_reqs), dtype=np.int32
         )
+        self._generations: Int32Array = np.zeros(layout.max_num_reqs, dtype=np.int32)
         self.largest_ids = [0] * layout.num_groups
         """Per group, the largest allocation block id ever staged."""
         self.clear()
@@ -112,29 +95,22 @@ class HostRows:
         self._overwrites.append(bool(overwrite))
         self._lengths.extend(lengths)
         self._begins.extend(begins)
+        self._generations[req_index] += overwrite
         self.num_columns[:, req_index] = ends
 
     def collect(self) -> StagedWrites:
         """The writes staged since `clear`; they stay pending until it is called."""
-        layout, num_groups = self._layout, self._layout.num_groups
         rows = np.array(self._rows, dtype=np.int64)
-        lengths = np.array(self._lengths, dtype=np.int64).reshape(len(rows), num_groups)
-        begins = np.array(self._begins, dtype=np.int64).reshape(len(rows), num_groups)
-        ids = np.array(self._ids, dtype=np.int32)
-        unique_rows = np.unique(rows)
-        if len(unique_rows) < len(rows):
-            alive = self._survives_overwrites(rows)
-            ids = ids[np.repeat(alive, lengths.sum(axis=1))]
-            rows, lengths, begins = rows[alive], lengths[alive], begins[alive]
-        offsets = np.array(layout.offsets[:num_groups], dtype=np.int64)
-        widths = np.array(layout.widths, dtype=np.int64)
-        starts = offsets + rows[:, None] * widths + begins
-        per_block = np.broadcast_to(
-            np.array(self._columns_per_block, dtype=np.int64), lengths.shape
+        shape = (len(rows), self._layout.num_groups)
+        return merge_writes(
+            rows,
+            np.array(self._overwrites, dtype=np.bool_),
+            np.array(self._lengths, dtype=np.int64).reshape(shape),
+            np.array(self._begins, dtype=np.int64).reshape(shape),
+            np.array(self._ids, dtype=np.int32),
+            np.array(self._columns_per_block, dtype=np.int64),
+            self._generations,
         )
-        destinations, column_ids = _spread(ids, starts, lengths, per_block)
-        num_columns = self.num_columns[:, unique_rows]
-        return StagedWrites(destinations, column_ids, unique_rows, num_columns)
 
     def clear(self) -> None:
         """Forget the staged writes: the device has them."""
@@ -143,14 +119,6 @@ class HostRows:
         self._overwrites: list[bool] = []
         self._lengths: list[int] = []
         self._begins: list[int] = []
-
-    def _survives_overwrites(self, rows: Int64Array) -> npt.NDArray[np.bool_]:
-        """Which calls no later overwrite of the same row makes void."""
-        calls = np.arange(len(rows))
-        last_overwrite = np.zeros(self._layout.max_num_reqs, dtype=np.int64)
-        overwrites = np.array(self._overwrites, dtype=np.bool_)
-        np.maximum.at(last_overwrite, rows[overwrites], calls[overwrites])
-        return calls >= last_overwrite[rows]
 
     def _check_request(
         self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool
@@ -259,28 +227,3 @@ def _is_list(values: object) -> bool:
         return values.ndim > 0
     is_text = isinstance(values, (str, bytes, bytearray, memoryview))
     return isinstance(values, (Sequence, array)) and not is_text
-
-
-def _spread(
-    ids: Int32Array, starts: Int64Array, lengths: Int64Array, per_block: Int64Array
-) -> tuple[Int64Array, Int32Array]:
-    """Turn runs of allocation block ids into (arena element, column id) pairs.
-
-    Args:
-        ids: int32, the runs one behind the other.
-        starts: first arena element of each run.
-        lengths: ids of each run.
-        per_block: columns that each id of the run becomes.
-    """
-    flat_lengths = lengths.ravel()
-    counts = flat_lengths * per_block.ravel()
-    run_ends = np.cumsum(counts)
-    total = int(run_ends[-1]) if len(run_ends) else 0
-    shift = starts.ravel() - (run_ends - counts)
-    destinations = np.arange(total, dtype=np.int64) + np.repeat(shift, counts)
-    n = np.repeat(per_block.ravel(), flat_lengths)
-    if not len(n) or n.max() == 1:
-        return destinations, ids
-    block_ends = np.cumsum(n)
-    within = np.arange(total, dtype=np.int64) - np.repeat(block_ends - n, n)
-    return destinations, (np.repeat(ids * n, n) + within).astype(np.int32)

@@ -18,7 +18,7 @@ from fused_slots.faults import Fault
 from fused_slots.groups import PAD_SLOT_ID
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
-from fused_slots.rows import StagedWrites
+from fused_slots.staging import StagedWrites
 
 FAULT_DETAILS = 64
 """Faults that checked mode records one by one between two reads."""

@@ -19,7 +19,7 @@ from fused_slots.faults import Fault, FaultCode
 from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
-from fused_slots.rows import StagedWrites
+from fused_slots.staging import StagedWrites
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -57,8 +57,8 @@ class CpuBackend(Backend):
         self._columns = np.arange(max(layout.widths, default=0), dtype=np.int32)
 
     def apply_writes(self, writes: StagedWrites) -> None:
-        self._arena[writes.destinations] = writes.column_ids
-        self._num_columns[:, writes.rows] = writes.num_columns
+        self._arena[writes.destinations(self.layout)] = writes.column_ids
+        self._num_columns[:, writes.rows] = writes.filled.T
 
     def gather(
         self,
