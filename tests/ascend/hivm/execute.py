@@ -1,0 +1,138 @@
+"""Runs a parsed kernel: every program of the grid, in a random order, on checked memory."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from .counts import Counts
+from .memory import GlobalBuffer, HivmFault, View
+from .modes import EXACT, Modes
+from .parser import Module
+from .runtime import Runtime
+from .translate import Program, translate
+
+
+@dataclass(frozen=True)
+class Pointers:
+    """An int64 table of addresses: entry i points at the first byte of argument `of[i]`."""
+
+    of: list[int]
+
+
+Argument = int | np.ndarray | Pointers
+_LEADING = 3  # ffts address, lock, workspace: the compiler's own arguments, unused by vector code
+
+
+@dataclass(frozen=True)
+class Execution:
+    """`outputs[i]` is argument i after the launch (arrays; scalars as given)."""
+
+    outputs: list[Argument]
+    counts: list[Counts]
+
+    def worst_core(self, cores: int = 40) -> Counts:
+        return fold_on_cores(self.counts, cores)
+
+
+def fold_on_cores(counts: list[Counts], cores: int) -> Counts:
+    """For every figure the largest sum over one core, programs dealt to cores in turn."""
+    folded = [Counts() for _ in range(min(cores, len(counts)))]
+    for number, count in enumerate(counts):
+        folded[number % cores].add(count)
+    return Counts(**{
+        f.name: max((getattr(core, f.name) for core in folded), default=0) for f in fields(Counts)
+    })  # fmt: skip
+
+
+def execute(
+    module: Module,
+    grid: tuple[int, ...],
+    arguments: list[Argument],
+    *,
+    modes: Modes = EXACT,
+    seed: int = 0,
+) -> Execution:
+    """Runs `module.entry` over the grid; the caller's arrays are not changed.
+
+    `arguments` are the kernel's runtime arguments in order: an array for a pointer (of the
+    pointer's element type), an int for a scalar, Pointers for a table of addresses. Raises a HivmFault that names the HIVM line and
+    the program: OutOfBounds, Race, UninitialisedRead, FlagImbalance, UnsupportedOperation.
+    """
+    program = _translated(module)
+    entry = module.entry
+    x, y, z = (*grid, 1, 1)[:3]
+    expected = len(entry.arguments) - _LEADING - 3
+    if len(arguments) != expected:
+        raise ValueError(f"{entry.name} takes {expected} arguments, {len(arguments)} given")
+    buffers, values = _bind(arguments)
+    runtime = Runtime(module.ub_capacity, modes)
+    runtime.buffers = buffers
+    counts = [Counts() for _ in range(x * y * z)]
+    for block in np.random.default_rng(seed).permutation(x * y * z).tolist():
+        runtime.reset(block)
+        program.visits[:] = [0] * len(program.visits)
+        for buffer in buffers:
+            buffer.program = block
+        try:
+            program.functions[entry.name](runtime, 0, None, None, *values, x, y, z)
+            runtime.finish()
+        except HivmFault as fault:
+            fault.where = _where(fault, program, module, block)
+            raise
+        counts[block] = runtime.counts
+        for visits, cost in zip(program.visits, program.costs, strict=True):
+            if visits:
+                counts[block].add(cost, visits)
+    return Execution(_outputs(arguments, buffers), counts)
+
+
+def _translated(module: Module) -> Program:
+    """Translates once a module object."""
+    program = module.__dict__.get("_program")
+    if program is None:
+        program = module.__dict__["_program"] = translate(module)
+    return program  # type: ignore[no-any-return]
+
+
+def _address(number: int) -> int:
+    """Where argument `number` lives: far from every other."""
+    return (number + 1) << 40
+
+
+def _bind(arguments: list[Argument]) -> tuple[list[GlobalBuffer], list[int | View]]:
+    buffers: list[GlobalBuffer] = []
+    values: list[int | View] = []
+    for number, argument in enumerate(arguments):
+        if isinstance(argument, Pointers):
+            argument = np.array([_address(target) for target in argument.of], np.int64)
+        if isinstance(argument, np.ndarray):
+            data = np.frombuffer(bytearray(argument.tobytes()), np.uint8)
+            buffer = GlobalBuffer(f"argument {number}", data, _address(number))
+            buffers.append(buffer)
+            values.append(View(buffer, argument.dtype, 0, 0, (argument.size,), (1,)))
+        else:
+            values.append(int(argument))
+    return buffers, values
+
+
+def _outputs(arguments: list[Argument], buffers: list[GlobalBuffer]) -> list[Argument]:
+    by_address = {buffer.address: buffer for buffer in buffers}
+    return [
+        by_address[_address(number)].data.view(argument.dtype).reshape(argument.shape)
+        if isinstance(argument, np.ndarray)
+        else argument
+        for number, argument in enumerate(arguments)
+    ]
+
+
+def _where(fault: HivmFault, program: Program, module: Module, block: int) -> str:
+    """The HIVM line that was running: the innermost translated frame of the traceback."""
+    text = f" [program {block}"
+    for frame in reversed(traceback.extract_tb(fault.__traceback__)):
+        if frame.filename in program.origin and frame.lineno is not None:
+            line = program.origin[frame.filename][frame.lineno - 1]
+            return f"{text}, line {line}: {module.lines[line - 1].strip()[:160]}]"
+    return text + "]"

@@ -1,0 +1,315 @@
+"""The register vectors of the 950: intrinsics on 64 lanes of 32 bits, in NumPy.
+
+On 950 the compiler writes vector functions itself instead of calling a library: a loop that loads
+64 lanes from UB, works on them and stores them. A pointer into UB is a one-dimensional `View`
+that ends where its buffer does.
+int64 lanes live in a one-element cell, as the compiler passes them by reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .memory import UnsupportedOperation, View
+
+if TYPE_CHECKING:
+    from .parser import Operation
+
+LANES = 64
+_PATTERN = {1: 1, 2: 2, 3: 3, 4: 4, 5: 8, 6: 16, 7: 32, 8: 64}  # lanes that a pge code switches on
+_NORMAL_LOAD, _BROADCAST_LOAD, _NORMAL_STORE, _FIRST_LANE_STORE = 0, 3, 2, 5
+
+
+def predicate(pattern: int, _: int) -> np.ndarray:
+    if pattern not in _PATTERN:
+        raise UnsupportedOperation(f"predicate pattern {pattern}")
+    return np.arange(LANES) < _PATTERN[pattern]
+
+
+def predicate_bits(pattern: int, _: int) -> np.ndarray:
+    """A byte-wise predicate; only all lanes on (0) is known."""
+    if pattern:
+        raise UnsupportedOperation(f"byte predicate pattern {pattern}")
+    return np.ones(4 * LANES, bool)
+
+
+def interleave(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two byte-wise predicates woven together; twice over, bit i comes to stand at lane i."""
+    woven = np.stack([low, high], 1).reshape(-1)
+    return woven[: 4 * LANES], woven[4 * LANES :]
+
+
+def lanes_of(mask: np.ndarray) -> np.ndarray:
+    """A predicate on 64 lanes: of a byte-wise one every fourth bit counts."""
+    return mask[::4] if mask.size == 4 * LANES else mask
+
+
+def _lanes(pointer: View, count: int) -> View:
+    return View(pointer.memory, pointer.dtype, pointer.base, pointer.offset, (count,), (1,))
+
+
+def load_lanes(pointer: View, offset: int, distribution: int, post: int) -> np.ndarray:
+    """64 lanes; those past the end of the buffer hold poison, as the hardware's hold garbage."""
+    if offset or post or distribution not in (_NORMAL_LOAD, _BROADCAST_LOAD):
+        raise UnsupportedOperation(f"vector load with mode {(offset, distribution, post)}")
+    if distribution == _BROADCAST_LOAD:
+        return np.repeat(pointer.memory.read(_lanes(pointer, 1)), LANES)
+    return _with_poison(pointer.memory.read(_lanes(pointer, min(LANES, pointer.count))), LANES)
+
+
+def _with_poison(values: np.ndarray, size: int) -> np.ndarray:
+    poison = np.full((size - values.size) * values.itemsize, 0xA5, np.uint8)
+    return np.concatenate([values, poison.view(values.dtype)])
+
+
+def store_lanes(
+    vector: np.ndarray, pointer: View, offset: int, distribution: int, post: int, mask: np.ndarray
+) -> None:
+    if offset or post or distribution not in (_NORMAL_STORE, _FIRST_LANE_STORE):
+        raise UnsupportedOperation(f"vector store with mode {(offset, distribution, post)}")
+    if distribution == _FIRST_LANE_STORE:
+        mask = np.arange(LANES) < 1
+    _store_masked(_lanes(pointer, LANES), vector, mask)
+
+
+def _store_masked(view: View, vector: np.ndarray, mask: np.ndarray) -> None:
+    mask = lanes_of(mask)
+    active = int(mask.sum())
+    if not mask[:active].all():
+        raise UnsupportedOperation("a vector store with a scattered mask")
+    view.memory.write(_lanes(view, active), vector[:active])
+
+
+def store_predicate(
+    mask: np.ndarray, pointer: View, align: bytes
+) -> tuple[bytes, View]:
+    """64 predicate bits to UB, packed; the returned pair continues an unaligned stream."""
+    memory = pointer.memory
+    first = pointer.base + pointer.offset // 8
+    packed = View(memory, np.dtype(np.uint8), first, 0, (LANES // 8,), (1,))
+    memory.write(packed, np.packbits(lanes_of(mask), bitorder="little"))
+    return align, advance(pointer, LANES)
+
+
+def load_predicate(pointer: View, offset: int, distribution: int, post: int) -> np.ndarray:
+    """256 packed predicate bits; those past the end of the buffer are on, as poison."""
+    if offset or distribution or post:
+        raise UnsupportedOperation(f"predicate load with mode {(offset, distribution, post)}")
+    bits = pointer.memory.read(_lanes(pointer, min(4 * LANES, pointer.count)))
+    return np.concatenate([bits, np.ones(4 * LANES - bits.size, bool)])
+
+
+def load_unaligned(pointer: View, align: bytes, post: int) -> tuple[np.ndarray, bytes, View]:
+    """64 lanes from any address; of packed predicates as many bytes as there are."""
+    if post:
+        raise UnsupportedOperation(f"unaligned vector load with post update {post}")
+    if pointer.dtype is not None:
+        return load_lanes(pointer, 0, _NORMAL_LOAD, 0), align, pointer
+    first = pointer.base + pointer.offset // 8
+    size = min(4 * LANES, (pointer.count + 7) // 8)
+    packed = View(pointer.memory, np.dtype(np.uint8), first, 0, (size,), (1,))
+    return _with_poison(pointer.memory.read(packed), 4 * LANES).view(np.int32), align, pointer
+
+
+def predicate_of_vector(vector: np.ndarray, part: int) -> np.ndarray:
+    """64 packed bits of a vector as a predicate on 64 lanes."""
+    packed = vector.view(np.uint8)[8 * part : 8 * part + 8]
+    return np.unpackbits(packed, bitorder="little").astype(bool)
+
+
+def store_unaligned(vector: np.ndarray, pointer: View, size: int, align: bytes
+                    ) -> tuple[bytes, View]:  # fmt: skip
+    """The first `size` bytes of a vector to any address."""
+    lanes = size // pointer.itemsize
+    pointer.memory.write(_lanes(pointer, lanes), vector[:lanes])
+    return align, advance(pointer, lanes)
+
+
+def gather(pointer: View, indices: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    mask = lanes_of(mask)
+    used = indices[mask]
+    result = np.zeros(LANES, np.int32)
+    low, high = int(used.min()), int(used.max())
+    words = View(pointer.memory, np.dtype(np.int32), pointer.base, pointer.offset + low,
+                 (high - low + 1,), (1,))  # fmt: skip
+    result[mask] = pointer.memory.read(words)[used - low]
+    return result.view(np.float32)
+
+
+def _masked(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """An operation whose inactive lanes become zero."""
+
+    def masked(*operands: Any) -> np.ndarray:
+        *values, mask = operands
+        with np.errstate(all="ignore"):
+            first = np.asarray(values[0])
+            rest = [np.asarray(v).astype(first.dtype) for v in values[1:]]
+            result = np.asarray(function(first, *rest))
+        return np.where(lanes_of(mask), result, np.zeros_like(result))
+
+    return masked
+
+
+def _first_lane(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """A reduction: its result stands in lane 0."""
+
+    def reduced(vector: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        result = np.zeros_like(vector)
+        with np.errstate(over="ignore"):
+            result[0] = function(vector[lanes_of(mask)])
+        return result
+
+    return reduced
+
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "pge.b32": predicate,
+    "pge.b8": predicate_bits,
+    "pintlv.b8": interleave,
+    "plds.b8": load_predicate,
+    "vldsx1.v64s32": load_lanes,
+    "vldsx1.v64f32": load_lanes,
+    "vstsx1.v64s32": store_lanes,
+    "vstsx1.v64f32": store_lanes,
+    "vgather2_v300.v64f32": gather,
+    "init.vector.align.data": lambda: b"",
+    "pstu.b32": store_predicate,
+    "vldas": lambda pointer: b"",
+    "vldus.post.s32": load_unaligned,
+    "vstus.post.s32": store_unaligned,
+    "movvp": predicate_of_vector,
+    "vstas": lambda align, pointer, offset, post: None,  # the flush of a stream already written
+    "vbr": lambda value: np.full(LANES, value, np.int32),
+    "vdups.z": lambda value, mask, _: np.where(lanes_of(mask), np.int32(value), np.int32(0)),
+    "vci": lambda first, order: np.arange(first, first + LANES, dtype=np.int32),
+    "vsel": lambda yes, no, mask: np.where(lanes_of(mask), yes, no),
+    "vcadd.s.x": _first_lane(lambda v: v.sum(dtype=np.int32)),
+    "vcmin.s.x": _first_lane(np.min),
+    "vcmax.s.x": _first_lane(np.max),
+    "vnot.x": _masked(np.invert),
+    "pnot.z": lambda a, mask: ~lanes_of(a) & lanes_of(mask),
+    "pand.z": lambda a, b, mask: lanes_of(a) & lanes_of(b) & lanes_of(mask),
+    "por.z": lambda a, b, mask: (lanes_of(a) | lanes_of(b)) & lanes_of(mask),
+    "pxor.z": lambda a, b, mask: (lanes_of(a) ^ lanes_of(b)) & lanes_of(mask),
+}
+for _kind, _function in {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
+}.items():  # fmt: skip
+    _OPERATIONS[f"v{_kind}.s.x"] = _OPERATIONS[f"v{_kind}s.s.x"] = _masked(_function)
+for _kind, _function in {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}.items():
+    _OPERATIONS[f"v{_kind}.x"] = _masked(_function)
+for _kind, _function in {"shr": np.right_shift, "shl": np.left_shift}.items():
+    _OPERATIONS[f"v{_kind}s.s.x"] = _OPERATIONS[f"v{_kind}.s.x"] = _masked(_function)
+_OPERATIONS["vshls.u.x"] = _masked(np.left_shift)  # the same bits whatever the sign
+for _kind, _function in {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
+    "gt": np.greater, "ge": np.greater_equal,
+}.items():  # fmt: skip
+    _OPERATIONS[f"vcmp.{_kind}.s.z"] = _OPERATIONS[f"vcmps.{_kind}.s.z"] = _masked(_function)
+
+
+def find(name: str) -> Callable[..., Any]:
+    short = name.removeprefix("hivm_regbaseintrins.intr.hivm.")
+    if short not in _OPERATIONS:
+        raise UnsupportedOperation(f"vector intrinsic {name}")
+    return _OPERATIONS[short]
+
+
+def _truncated_division(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    quotient = np.trunc(a.astype(np.float64) / b.astype(np.float64))
+    return quotient.astype(np.int64).astype(np.int32)
+
+
+def _divide_lanes(rt: Any, a: np.ndarray, b: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    mask = lanes_of(mask)
+    safe = np.where(mask & (b != 0), b, 1)
+    return np.where(mask, _truncated_division(a, safe), 0).astype(np.int32)
+
+
+def _modulo_lanes(rt: Any, a: np.ndarray, b: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    mask = lanes_of(mask)
+    return np.where(mask, a - _divide_lanes(rt, a, b, mask) * b, 0).astype(np.int32)
+
+
+def _load_wide(rt: Any, cell: list[Any], view: View, offset: int) -> None:
+    at = View(view.memory, view.dtype, view.base, view.offset + offset, (LANES,), (1,))
+    cell[0] = _with_poison(view.memory.read(_lanes(at, min(LANES, view.count))), LANES)
+
+
+def _store_wide(rt: Any, view: View, offset: int, mask: np.ndarray, cell: list[Any]) -> None:
+    at = View(view.memory, view.dtype, view.base, view.offset + offset, (LANES,), (1,))
+    _store_masked(at, cell[0], mask)
+
+
+def _set_cell(make: Callable[..., np.ndarray]) -> Callable[..., None]:
+    def set_cell(rt: Any, cell: list[Any], *operands: Any) -> None:
+        cell[0] = make(*operands)
+
+    return set_cell
+
+
+_CALLS: dict[str, Callable[..., Any]] = {
+    "_mlir_ciface_vdiv_int32_t": _divide_lanes,
+    "_mlir_ciface_vmod_int32_t": _modulo_lanes,
+    "_mlir_ciface_cast_int64_t_to_int32_t": lambda rt, cell, mask: rt.modes.to_int32(cell[0]),
+    "_mlir_ciface_cast_int32_t_to_int64_t": _set_cell(lambda v, mask: v.astype(np.int64)),
+    "_mlir_ciface_vdups_int64_t": _set_cell(lambda v, mask: np.full(LANES, v, np.int64)),
+    "_mlir_ciface_vmuls_int64_t": _set_cell(lambda c, v, mask: c[0] * np.int64(v)),
+    "vload_NORM_int64_t_rank1": _load_wide,
+    "masked_store_NORM_B64_int64_t_rank1": _store_wide,
+}
+
+
+def is_call(name: str) -> bool:
+    return name.startswith(("_mlir_ciface_", "vload_", "masked_store_"))
+
+
+def find_call(name: str) -> Callable[..., Any]:
+    if name not in _CALLS:
+        raise UnsupportedOperation(f"vector library call @{name}")
+    return _CALLS[name]
+
+
+# Rules for the llvm operations that wrap a memref: a struct of a memref is its View.
+
+
+def on_extractvalue(translator: Any, op: Operation) -> str:
+    match = re.search(r"%([\w-]+)\[(\d)", op.text)
+    assert match, op.text
+    view = "v" + match.group(1).replace("-", "m")
+    if "array<" not in op.text and "ptr<6>, ptr<6>" not in op.text:  # a real pair, no memref
+        return f"{view}[{match.group(2)}]"
+    return {"1": f"pointer({view})", "2": f"{view}.offset"}[match.group(2)]
+
+
+def on_getelementptr(translator: Any, op: Operation) -> str:
+    base, index = ("v" + operand[1:].replace("-", "m") for operand in op.operands)
+    return f"advance({base}, {index})"
+
+
+def on_alloca(translator: Any, op: Operation) -> str:
+    if "vector_2xvl_s64" not in op.text:
+        raise UnsupportedOperation(f"llvm.alloca at line {op.line}: {op.text}")
+    return "[None]"
+
+
+def on_bitcast(translator: Any, op: Operation) -> str:
+    kind = "float32" if op.text.endswith("f32>") else "int32"
+    return f"v{op.operands[0][1:].replace('-', 'm')}.view('{kind}')"
+
+
+def pointer(view: View) -> View:
+    """The start of a memref's buffer, with what is left of it as size."""
+    return View(view.memory, view.dtype, view.base, 0, (view.offset + view.count,), (1,))
+
+
+def advance(at: View, by: int) -> View:
+    left = max(at.count - by, 0)
+    return View(at.memory, at.dtype, at.base, at.offset + by, (left,), (1,))
+
+
+NAMES: dict[str, Any] = {"pointer": pointer, "advance": advance}
