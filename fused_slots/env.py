@@ -49,11 +49,17 @@ VLLM = Variable(
     "auto",
     "vLLM plugin: replace its block tables when they fit, insist on it, or stay off",
 )
+VLLM_MAMBA = Variable(
+    "FUSED_SLOTS_VLLM_MAMBA",
+    ("paged", "none"),
+    "paged",
+    "vLLM plugin: map slots of Mamba groups in the v2 runner as vLLM does, or pad them all",
+)
 WARMUP = Variable(
     "FUSED_SLOTS_WARMUP", ("1", "0"), "1", "0: the plugin compiles no kernel at construction"
 )
 
-VARIABLES = (BACKEND, CHECKED, VLLM, WARMUP)
+VARIABLES = (BACKEND, CHECKED, VLLM, VLLM_MAMBA, WARMUP)
 
 
 def checked() -> bool:
