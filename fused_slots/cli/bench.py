@@ -1,0 +1,66 @@
+"""The bench command: run the benchmarks of a source checkout and print their medians."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import fused_slots
+from fused_slots.cli.result import Commands, Result, Status, add_command
+from fused_slots.faults import BackendUnavailableError
+
+FOLDER = Path(fused_slots.__file__).parent.parent / "bench"
+
+
+def add_commands(commands: Commands) -> None:
+    """Add bench."""
+    parser = add_command(
+        commands, "bench", run_bench, "time every host path and CPU operation (source checkout)"
+    )
+    parser.add_argument("--select", help="only benchmarks whose name matches (pytest -k)")
+    parser.add_argument("--save", type=Path, help="JSON file to keep every measurement in")
+
+
+def run_bench(args: argparse.Namespace) -> Result:
+    """Run pytest-benchmark in a process of its own; a wrong result is a finding."""
+    if not FOLDER.is_dir() or find_spec("pytest_benchmark") is None:
+        raise BackendUnavailableError(
+            "bench",
+            expected="a source checkout with its bench/ folder, and pytest-benchmark",
+            actual="no bench/ folder" if not FOLDER.is_dir() else "no pytest-benchmark",
+            hint="Run `make bench` in a checkout, or pip install 'fused-slots[bench]' there",
+        )
+    with tempfile.TemporaryDirectory() as scratch:
+        save = args.save.resolve() if args.save else Path(scratch) / "bench.json"
+        save.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pytest", str(FOLDER), f"--benchmark-json={save}"]
+        command += ["-q", "--benchmark-columns=median,iqr,rounds", "-p", "no:cacheprovider"]
+        command += ["-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
+        if args.select:
+            command += ["-k", args.select]
+        run = subprocess.run(
+            command, cwd=FOLDER.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        content = save.read_text() if save.exists() else ""
+    rows = _medians(json.loads(content)) if content else []
+    document = {"good": run.returncode == 0, "saved": str(args.save or ""), "medians_us": rows}
+    if run.returncode or not rows:
+        tail = "\n".join(run.stdout.splitlines()[-30:])
+        return Result(Status.FINDING, {**document, "good": False, "output": run.stdout}, tail)
+    lines = [f"{row['name']:<72}{row['median_us']:>12,.1f} us" for row in rows]
+    if args.save:
+        lines.append(f"All measurements: {args.save}")
+    return Result(Status.GOOD, document, "\n".join(lines))
+
+
+def _medians(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": entry["name"], "median_us": round(entry["stats"]["median"] * 1e6, 2)}
+        for entry in document["benchmarks"]
+    ]
