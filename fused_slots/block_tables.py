@@ -355,7 +355,9 @@ class AscendBlockTables:
         self._check_tokens(idx_mapping, query_start_loc, positions, replay_start, slots.shape[1])
         check_count("num_tokens_padded", num_tokens_padded, 0, slots.shape[1], "the capacity")
         if self.layout.num_groups:
-            self._backend.map_slots(idx_mapping, query_start_loc, positions, replay_start, slots)
+            self._backend.map_slots(
+                idx_mapping, query_start_loc, positions, num_tokens_padded, replay_start, slots
+            )
             self.launches += 1
         return slots[:, :num_tokens_padded]
 
@@ -399,6 +401,7 @@ class AscendBlockTables:
                 query_start_loc,
                 positions,
                 num_reqs_padded,
+                num_tokens_padded,
                 num_computed_tokens,
                 replay_start,
             )

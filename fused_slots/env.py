@@ -36,7 +36,7 @@ class Variable:
 
 BACKEND = Variable(
     "FUSED_SLOTS_BACKEND",
-    ("", "cpu", "cuda", "ascend"),
+    ("", "cpu", "cuda", "ascend", "interpreter"),
     "",
     "Backend to use instead of the one that the device's type selects",
 )
@@ -59,7 +59,14 @@ WARMUP = Variable(
     "FUSED_SLOTS_WARMUP", ("1", "0"), "1", "0: the plugin compiles no kernel at construction"
 )
 
-VARIABLES = (BACKEND, CHECKED, VLLM, VLLM_MAMBA, WARMUP)
+PLAN = Variable(
+    "FUSED_SLOTS_PLAN",
+    ("auto", "by_request"),
+    "auto",
+    "by_request: map slots over the grid (group_count, num_reqs * tiles + 1), the base case",
+)
+
+VARIABLES = (BACKEND, CHECKED, PLAN, VLLM, VLLM_MAMBA, WARMUP)
 
 
 def checked() -> bool:

@@ -7,12 +7,13 @@ a healthy engine causes some (captured drafts over empty rows, groups whose slot
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 INT32_MAX = 2**31 - 1
 
@@ -108,6 +109,25 @@ class Fault:
             else ""
         )
         return f"{self.count} x {meaning} in group {self.group}{where}"
+
+
+def fault_records(counts: npt.NDArray[np.int64], detailed: Sequence[Fault]) -> list[Fault]:
+    """The first faults one by one, then one record per (code, group) for the rest.
+
+    Args:
+        counts: int64 [codes + 1, G], all faults.
+        detailed: those of them that were recorded with their place, each with count 1.
+    """
+    rest = counts.copy()
+    for fault in detailed:
+        rest[fault.code, fault.group] -= fault.count
+    return [
+        *detailed,
+        *(
+            Fault(FaultCode(int(code)), int(g), int(rest[code, g]))
+            for code, g in np.argwhere(rest > 0)
+        ),
+    ]
 
 
 def require_int(argument: str, value: object, *, minimum: int, maximum: int = INT32_MAX) -> int:

@@ -1,8 +1,38 @@
-"""What a launch looks like, and what a warm-up compiled."""
+"""From sizes to a launch: how tokens, batch slots and staged records are dealt to programs.
+
+A plan looks at sizes alone, never at contents, so a captured graph that is replayed with other
+contents in the same sizes stays right. Figures behind the choices: docs/performance.md.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from fused_slots import env
+from fused_slots.layout import TableLayout
+
+TILE = 256
+"""Tokens of a program of the by-token mapping."""
+
+REQUEST_TILE = 256
+"""Tokens of a tile of the by-request mapping (the base case)."""
+
+PAD_TILE = 2048
+"""Slots that a padding program writes at a time."""
+
+MAX_PAD_PROGRAMS = 64
+
+SLOTS = 8
+"""Batch slots of a gathering program."""
+
+CHUNK = 1024
+"""Columns of a gathering or writing program."""
+
+COLUMNS = 128
+"""Columns that it copies at a time."""
+
+RECORDS = 8
+"""Staged records of a writing program."""
 
 
 @dataclass(frozen=True)
@@ -31,3 +61,79 @@ class WarmupReport:
 
     variants: tuple[str, ...]
     seconds: float
+
+
+@dataclass(frozen=True)
+class TokenPlan:
+    """How a batch's tokens are dealt to the programs of one group.
+
+    Args:
+        by_request: the base case, tiles of each request, instead of tiles of consecutive tokens.
+        num_tiles: programs that map tokens (tiles of a request if `by_request`).
+        num_pad: programs that write PAD behind the last token.
+        search_steps: steps of the search for a token's request.
+    """
+
+    by_request: bool
+    num_tiles: int
+    num_pad: int
+    search_steps: int
+
+
+def plan_tokens(num_reqs: int, num_tokens: int, capacity: int, by_request: bool) -> TokenPlan:
+    """Deal tokens to programs.
+
+    Args:
+        num_reqs: batch entries.
+        num_tokens: tokens that the caller expects; more or fewer may come and are mapped right.
+        capacity: width of the output.
+        by_request: take the base case.
+    """
+    if by_request:
+        longest = ceil_div(num_tokens, max(num_reqs, 1))
+        num_tiles, tail = ceil_div(max(longest, 1), REQUEST_TILE), capacity
+    else:
+        num_tiles = max(ceil_div(min(num_tokens, capacity), TILE), 1)
+        tail = max(capacity - num_tiles * TILE, 0)
+    num_pad = min(max(ceil_div(tail, PAD_TILE), 1), MAX_PAD_PROGRAMS)
+    return TokenPlan(by_request, num_tiles, num_pad, max(num_reqs - 1, 0).bit_length())
+
+
+def reason(tokens: TokenPlan) -> str:
+    """Why tokens are dealt as they are."""
+    if tokens.by_request:
+        return "FUSED_SLOTS_PLAN=by_request: tiles of each request, then padding"
+    return (
+        f"tiles of {TILE} consecutive tokens, whichever requests they belong to, so that no mix "
+        "of query lengths starves a program; then padding"
+    )
+
+
+def by_request_chosen() -> bool:
+    """Whether FUSED_SLOTS_PLAN asks for the base case."""
+    return env.PLAN.read() == "by_request"
+
+
+def gather_chunks(width: int) -> int:
+    """Chunks of a row of `width` columns."""
+    return ceil_div(width, CHUNK)
+
+
+def gather_programs(num_slots: int, max_chunks: int) -> int:
+    """Programs of one group that gather `num_slots` batch slots."""
+    return ceil_div(num_slots, SLOTS) * max_chunks
+
+
+def write_programs(num_rows: int, num_chunks: int) -> int:
+    """Programs of one group that write the staged records of `num_rows` rows."""
+    return ceil_div(num_rows, RECORDS) * num_chunks
+
+
+def max_gather_chunks(layout: TableLayout) -> int:
+    """Chunks of the widest group."""
+    return max(map(gather_chunks, layout.widths), default=0)
+
+
+def ceil_div(value: int, divisor: int) -> int:
+    """value / divisor, rounded up."""
+    return -(-value // divisor)

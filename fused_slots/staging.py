@@ -119,4 +119,6 @@ def _ranges(begins: npt.NDArray[Any], lengths: Int64Array) -> Int64Array:
     """The numbers begins[i], begins[i] + 1, ... (lengths[i] of them), range after range."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(begins - (ends - lengths), lengths)
+    values: Int64Array = np.repeat(begins - (ends - lengths), lengths)
+    values += np.arange(total, dtype=np.int64)
+    return values

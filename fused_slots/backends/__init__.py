@@ -24,8 +24,10 @@ def _load(module: str, name: str) -> Callable[[], BackendClass]:
 
 _BACKENDS: dict[str, Callable[[], BackendClass]] = {
     "cpu": _load("fused_slots.backends.cpu", "CpuBackend"),
+    "cuda": _load("fused_slots.backends.cuda", "CudaBackend"),
+    "interpreter": _load("fused_slots.backends.interpreter", "InterpreterBackend"),
 }
-_BACKEND_OF_DEVICE = {"cpu": "cpu"}
+_BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda"}
 
 
 def parse_device(device: str | torch.device) -> torch.device:

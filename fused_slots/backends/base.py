@@ -78,10 +78,15 @@ class Backend(ABC):
         idx_mapping: torch.Tensor,
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
+        num_tokens_padded: int,
         replay_start: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
-        """Map every token of the batch in every group and pad the rest, in one launch."""
+        """Map every token of the batch in every group and pad the rest, in one launch.
+
+        `num_tokens_padded` is how many tokens the caller expects, for the launch plan; the device
+        maps as many as query_start_loc says.
+        """
 
     @abstractmethod
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
@@ -95,6 +100,7 @@ class Backend(ABC):
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
         num_reqs_padded: int,
+        num_tokens_padded: int,
         num_computed_tokens: torch.Tensor | None,
         replay_start: torch.Tensor | None,
     ) -> None:

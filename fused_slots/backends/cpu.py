@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fused_slots.backends.base import FAULT_DETAILS, Backend
-from fused_slots.faults import Fault, FaultCode
+from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
@@ -94,6 +94,7 @@ class CpuBackend(Backend):
         idx_mapping: torch.Tensor,
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
+        num_tokens_padded: int,
         replay_start: torch.Tensor | None,
         out: torch.Tensor,
     ) -> None:
@@ -121,13 +122,21 @@ class CpuBackend(Backend):
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
         num_reqs_padded: int,
+        num_tokens_padded: int,
         num_computed_tokens: torch.Tensor | None,
         replay_start: torch.Tensor | None,
     ) -> None:
         if writes is not None:
             self.apply_writes(writes)
         self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None)
-        self.map_slots(idx_mapping, query_start_loc, positions, replay_start, self.slot_mappings)
+        self.map_slots(
+            idx_mapping,
+            query_start_loc,
+            positions,
+            num_tokens_padded,
+            replay_start,
+            self.slot_mappings,
+        )
 
     def clear_input_tables(self, num_reqs: int) -> None:
         end = max(num_reqs, self._dirty_rows)
@@ -137,16 +146,10 @@ class CpuBackend(Backend):
         self._dirty_columns = list(self.layout.widths)
 
     def take_faults(self) -> list[Fault]:
-        faults, self._fault_details = self._fault_details, []
-        rest = self._fault_counts.copy()
+        detailed, self._fault_details = self._fault_details, []
+        faults = fault_records(self._fault_counts, detailed)
         self._fault_counts[:] = 0
-        for fault in faults:
-            rest[fault.code, fault.group] -= fault.count
-        codes, groups = np.nonzero(rest)
-        return faults + [
-            Fault(FaultCode(int(code)), int(g), int(rest[code, g]))
-            for code, g in zip(codes, groups, strict=True)
-        ]
+        return faults
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         return LaunchPlan(

@@ -1,0 +1,45 @@
+"""The accelerators' kernels in Triton's interpreter, on host memory, for tests and debugging.
+
+Set FUSED_SLOTS_BACKEND=interpreter and TRITON_INTERPRET=1 before Triton is imported; kernels then
+run line by line in Python and can be stopped in a debugger.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+
+from fused_slots.backends.launch import InterpretedLauncher, Launcher
+from fused_slots.backends.triton_backend import TritonBackend
+from fused_slots.faults import BackendUnavailableError
+
+
+class InterpreterBackend(TritonBackend):
+    """Block tables in host memory, worked on by interpreted kernels."""
+
+    name = "interpreter"
+    reads_tensors_on_host = True
+
+    def make_launcher(self) -> Launcher:
+        if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
+            raise BackendUnavailableError(
+                "FUSED_SLOTS_BACKEND=interpreter",
+                expected="triton installed and TRITON_INTERPRET=1 set before it is imported",
+                actual=f"TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET', '')!r}, triton "
+                + ("missing" if find_spec("triton") is None else "installed"),
+                hint="pip install 'fused-slots[cuda]' brings Triton",
+            )
+        return InterpretedLauncher()
+
+    def upload(self, packet: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(packet)
+
+    def synchronize(self) -> None:
+        """Nothing: the interpreter has finished when a launch returns."""
+
+    def refuse_capture(self, operation: str) -> None:
+        """Nothing: host memory has no graphs."""

@@ -1,0 +1,111 @@
+"""Kernel variants, and what turns one into something that can be launched.
+
+A variant is a kernel with its compile-time choices. A backend binds each variant once to the
+tensors that never move; a launch then passes what changes from step to step.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Launch = Callable[[int, Sequence[torch.Tensor], Sequence[int]], None]
+"""Launch a bound variant: programs per group, tensors and numbers that change from step to step."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel with its compile-time choices.
+
+    Args:
+        kernel: name of the kernel.
+        index_dtype: of idx_mapping, or of the rows of drafts.
+        slot_dtype: of the slots written.
+        constants: the kernel's constexpr arguments, in its order.
+        num_warps: warps of a program on CUDA.
+    """
+
+    kernel: str
+    index_dtype: torch.dtype
+    slot_dtype: torch.dtype
+    constants: tuple[tuple[str, Any], ...]
+    num_warps: int
+
+    def __str__(self) -> str:
+        flags = [name.lower() for name, value in self.constants if value is True]
+        sizes = [f"{name.lower()}{value}" for name, value in self.constants if type(value) is int]
+        types = [f"index_{_short(self.index_dtype)}", f"slot_{_short(self.slot_dtype)}"]
+        return "-".join([self.kernel, *types, *sizes, *flags])
+
+
+@dataclass(frozen=True)
+class FixedArguments:
+    """What a manager passes to a kernel in every launch: tensors at fixed addresses, numbers."""
+
+    tensors: tuple[torch.Tensor, ...]
+    numbers: tuple[int, ...]
+
+
+class Launcher(ABC):
+    """Turns variants into launches on one device."""
+
+    @abstractmethod
+    def bind(
+        self,
+        kernel: Any,
+        variant: Variant,
+        num_groups: int,
+        changing_types: Sequence[str],
+        fixed: FixedArguments,
+    ) -> Launch:
+        """Compile a variant, if that is needed, and fix the arguments that never change.
+
+        Args:
+            kernel: the Triton function.
+            variant: its compile-time choices.
+            num_groups: programs along the first axis of the grid.
+            changing_types: Triton types of the arguments passed at each launch, such as "*i64".
+            fixed: the arguments behind them.
+        """
+
+    @property
+    @abstractmethod
+    def compiled(self) -> int:
+        """Kernels compiled since construction."""
+
+
+class InterpretedLauncher(Launcher):
+    """Runs kernels in Triton's interpreter, on host memory (TRITON_INTERPRET=1)."""
+
+    def bind(
+        self,
+        kernel: Any,
+        variant: Variant,
+        num_groups: int,
+        changing_types: Sequence[str],
+        fixed: FixedArguments,
+    ) -> Launch:
+        constants = dict(variant.constants)
+
+        def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+            grid = (num_groups, programs)
+            kernel[grid](*tensors, *numbers, *fixed.tensors, *fixed.numbers, **constants)
+
+        return launch
+
+    @property
+    def compiled(self) -> int:
+        return 0
+
+
+def triton_type(dtype: torch.dtype) -> str:
+    """Triton's name of a pointer to elements of an integer dtype."""
+    return f"*{_short(dtype)}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return {torch.int32: "i32", torch.int64: "i64"}[dtype]

@@ -1,0 +1,445 @@
+"""Block tables on any device that runs the Triton kernels; what differs is left to subclasses.
+
+Operations become launches of two kernels: `slots_by_token` (or `slots_by_request`) for slot
+mappings and drafts, which graphs may capture, and `step_kernel` for everything that writes or
+gathers tables, alone or together.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fused_slots import plan
+from fused_slots.backends.base import Backend
+from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
+from fused_slots.faults import INT32_MAX, ConfigurationError, Fault, FaultCode, fault_records
+from fused_slots.layout import ARENA_ALIGNMENT, TableLayout
+from fused_slots.plan import LaunchPlan, TokenPlan, WarmupReport
+from fused_slots.staging import StagedWrites
+
+_DESCRIPTOR_WIDTH = 16
+_FAULT_DETAILS = 64
+_DETAIL_WIDTH = 5
+_INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+class TritonBackend(Backend):
+    """The operations as kernel launches; a subclass brings memory, staging and a launcher."""
+
+    def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
+        check_int32_positions(layout)
+        super().__init__(layout, device, checked)
+        num_groups, num_rows = layout.num_groups, layout.max_num_reqs
+        self._max_chunks = plan.max_gather_chunks(layout)
+        self._chunk_offsets = np.cumsum([0, *map(plan.gather_chunks, layout.widths)]).tolist()
+        self._descriptor = self.allocate((num_groups, _DESCRIPTOR_WIDTH), torch.int32, 0)
+        self._generations = self.allocate((num_groups, num_rows), torch.int32, 0)
+        chunks = self._chunk_offsets[-1]
+        self._state_rows = self.allocate((chunks, num_rows), torch.int64, -1)
+        self._state_extents = self.allocate((chunks, num_rows, 2), torch.int32, 0)
+        self._faults = self.allocate((len(FaultCode) + 1, num_groups), torch.int64, 0)
+        details = 1 + _FAULT_DETAILS * _DETAIL_WIDTH
+        self._details = self.allocate((details,), torch.int64, 0)
+        self._no_packet = self.allocate((num_rows,), torch.int32, -1)
+        self._dirty_rows = 0
+        self._by_request = plan.by_request_chosen()
+        self._powers_of_two = all(_is_power_of_two(size) for size in _divisors(layout))
+        self._sharded = layout.context_parallel.size > 1
+        self._has_ring = any(group.circular and group.maps_slots for group in layout.groups)
+        self._launches: dict[Variant, Launch] = {}
+        self._out_tables: dict[tuple[int, ...], torch.Tensor] = {}
+        self.launcher = self.make_launcher()
+        self.init_layout()
+
+    @abstractmethod
+    def make_launcher(self) -> Launcher:
+        """The launcher of this device."""
+
+    @abstractmethod
+    def upload(self, packet: np.ndarray[Any, Any]) -> torch.Tensor:
+        """Make a packet of staged writes readable by the next launch, in stream order."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has finished all launches."""
+
+    def init_layout(self) -> None:
+        lines = np.array(
+            [
+                descriptor_line(self.layout, g, self._chunk_offsets[g])
+                for g in range(self.layout.num_groups)
+            ],
+            dtype=np.int32,
+        ).reshape(self.layout.num_groups, _DESCRIPTOR_WIDTH)
+        self._descriptor.copy_(torch.from_numpy(lines))
+
+    def apply_writes(self, writes: StagedWrites) -> None:
+        self._step(writes=writes)
+
+    def gather(
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        num_computed_tokens: torch.Tensor | None,
+        out: Sequence[torch.Tensor] | None,
+    ) -> None:
+        self._step(
+            idx_mapping=idx_mapping,
+            num_reqs_padded=num_reqs_padded,
+            num_computed_tokens=num_computed_tokens,
+            out=out,
+        )
+
+    def step(
+        self,
+        writes: StagedWrites | None,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_reqs_padded: int,
+        num_tokens_padded: int,
+        num_computed_tokens: torch.Tensor | None,
+        replay_start: torch.Tensor | None,
+    ) -> None:
+        self._step(
+            writes,
+            idx_mapping,
+            query_start_loc,
+            positions,
+            num_reqs_padded,
+            num_tokens_padded,
+            num_computed_tokens,
+            replay_start,
+        )
+
+    def map_slots(
+        self,
+        idx_mapping: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        positions: torch.Tensor,
+        num_tokens_padded: int,
+        replay_start: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        num_reqs = idx_mapping.shape[0]
+        capacity = out.shape[1]
+        tokens = plan.plan_tokens(num_reqs, num_tokens_padded, capacity, self._by_request)
+        replay = replay_start is not None and self.layout.replay_window > 0
+        variant = self._slots_variant(idx_mapping.dtype, out.dtype, replay, flat=False)
+        programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
+        numbers = [out.stride(0), capacity, num_reqs, positions.shape[0]]
+        numbers += [tokens.num_tiles, tokens.num_pad]
+        if not tokens.by_request:
+            numbers.append(tokens.search_steps)
+        starts = self._no_packet if replay_start is None else replay_start
+        tensors = (out, idx_mapping, query_start_loc, positions, starts)
+        self._bound(variant)(programs, tensors, numbers)
+
+    def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
+        num_tokens, capacity = rows.shape[0], out.shape[1]
+        tokens = plan.plan_tokens(0, num_tokens, capacity, by_request=False)
+        variant = self._slots_variant(rows.dtype, out.dtype, replay=False, flat=True)
+        numbers = (out.stride(0), capacity, 0, num_tokens, tokens.num_tiles, tokens.num_pad, 0)
+        tensors = (out, rows, self._no_packet, positions, self._no_packet)
+        self._bound(variant)(tokens.num_tiles + tokens.num_pad, tensors, numbers)
+
+    def clear_input_tables(self, num_reqs: int) -> None:
+        end = max(num_reqs, self._dirty_rows)
+        for table in self.input_tables:
+            table[:end].zero_()
+        self._dirty_rows = num_reqs
+        # The caller may write into the rows it got, so the next gather must write all of them.
+        self._state_rows.fill_(-1)
+        self._state_extents[:, :, 0].fill_(plan.CHUNK)
+
+    def take_faults(self) -> list[Fault]:
+        self.synchronize()
+        counts = self._faults.to("cpu", copy=True).numpy()
+        details = self._details.to("cpu", copy=True).numpy()
+        self._faults.zero_()
+        self._details[:1].zero_()
+        recorded = min(int(details[0]), _FAULT_DETAILS)
+        lines = details[1 : 1 + recorded * _DETAIL_WIDTH].reshape(recorded, _DETAIL_WIDTH)
+        return fault_records(
+            counts,
+            [
+                Fault(FaultCode(code), g, 1, row, token, position)
+                for code, g, row, token, position in lines.tolist()
+            ],
+        )
+
+    def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
+        capacity = self.layout.max_num_batched_tokens
+        tokens = plan.plan_tokens(num_reqs, num_tokens, capacity, self._by_request)
+        programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
+        variant = self._slots_variant(torch.int32, self.layout.slot_dtype, False, flat=False)
+        return LaunchPlan((self.layout.num_groups, programs), str(variant), plan.reason(tokens))
+
+    def warmup(self) -> WarmupReport:
+        begin = time.perf_counter()
+        variants = list(self.variants())
+        for variant in variants:
+            self._bound(variant)
+        self.synchronize()
+        return WarmupReport(tuple(map(str, variants)), time.perf_counter() - begin)
+
+    def variants(self) -> Iterator[Variant]:
+        """Every variant that a call can choose."""
+        replays = (False, True) if self.layout.replay_window else (False,)
+        slot_dtype = self.layout.slot_dtype
+        for index_dtype in _INDEX_DTYPES:
+            for replay in replays:
+                for out_dtype in _INDEX_DTYPES:
+                    yield self._slots_variant(index_dtype, out_dtype, replay, flat=False)
+                yield self._step_variant(index_dtype, slot_dtype, replay, whole=False)
+            for out_dtype in _INDEX_DTYPES:
+                yield self._slots_variant(index_dtype, out_dtype, False, flat=True)
+            yield self._step_variant(index_dtype, slot_dtype, False, whole=True)
+
+    def _step(
+        self,
+        writes: StagedWrites | None = None,
+        idx_mapping: torch.Tensor | None = None,
+        query_start_loc: torch.Tensor | None = None,
+        positions: torch.Tensor | None = None,
+        num_reqs_padded: int = 0,
+        num_tokens_padded: int = 0,
+        num_computed_tokens: torch.Tensor | None = None,
+        replay_start: torch.Tensor | None = None,
+        out: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        layout, slots = self.layout, self.slot_mappings
+        num_reqs = 0 if idx_mapping is None else idx_mapping.shape[0]
+        gathered, max_chunks, num_slots = self.input_arena, self._max_chunks, 0
+        if out is not None:
+            gathered, widest = self._out_table(out)
+            max_chunks, num_slots = plan.gather_chunks(widest), num_reqs_padded
+        elif idx_mapping is not None:
+            num_slots = max(num_reqs_padded, self._dirty_rows)
+            self._dirty_rows = num_reqs
+        num_gather = plan.gather_programs(num_slots, max_chunks)
+        tokens = TokenPlan(False, 0, 0, 0)
+        if query_start_loc is not None:
+            capacity = layout.max_num_batched_tokens
+            tokens = plan.plan_tokens(num_reqs, num_tokens_padded, capacity, by_request=False)
+        packet, written, write_chunks = self._no_packet, 0, 0
+        if writes is not None:
+            packet = self.upload(pack_writes(writes, layout))
+            written = len(writes.rows)
+            longest = int((writes.filled - writes.starts).max(initial=0))
+            write_chunks = max(plan.gather_chunks(longest), 1)
+        num_write = plan.write_programs(written, write_chunks)
+        replay = replay_start is not None and layout.replay_window > 0
+        null_columns = num_computed_tokens is not None and not self._sharded
+        index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
+        variant = self._step_variant(index_dtype, slots.dtype, replay, whole=out is not None)
+        nothing = self._no_packet
+        tensors = (
+            slots,
+            gathered,
+            nothing if idx_mapping is None else idx_mapping,
+            nothing if query_start_loc is None else query_start_loc,
+            self._details if positions is None else positions,
+            nothing if replay_start is None else replay_start,
+            nothing if num_computed_tokens is None else num_computed_tokens,
+            packet,
+        )
+        numbers = (
+            slots.stride(0),
+            layout.max_num_batched_tokens,
+            num_reqs,
+            0 if positions is None else positions.shape[0],
+            num_slots,
+            max_chunks,
+            int(null_columns),
+            written,
+            write_chunks,
+            num_gather,
+            tokens.num_tiles,
+            tokens.num_pad,
+            tokens.search_steps,
+        )
+        programs = num_gather + tokens.num_tiles + tokens.num_pad + num_write
+        if programs:
+            self._bound(variant)(programs, tensors, numbers)
+
+    def _out_table(self, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
+        """Address, stride and width of each caller's table, on the device; and the widest."""
+        key = tuple(
+            number
+            for table in out
+            for number in (table.data_ptr(), table.stride(0), table.shape[1])
+        )
+        if key not in self._out_tables:
+            lines = torch.tensor(key, dtype=torch.int64).view(len(out), 3)
+            self._out_tables[key] = lines.to(self.device)
+        return self._out_tables[key], max(table.shape[1] for table in out)
+
+    def _slots_variant(
+        self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
+    ) -> Variant:
+        by_request = self._by_request and not flat
+        sizes = [("TILE", plan.REQUEST_TILE if by_request else plan.TILE)]
+        sizes.append(("PAD_TILE", plan.PAD_TILE))
+        return Variant(
+            "slots_by_request" if by_request else "slots_by_token",
+            index_dtype,
+            slot_dtype,
+            (*sizes, *([] if by_request else [("FLAT", flat)]), *self._flags(replay)),
+            num_warps=4,
+        )
+
+    def _step_variant(
+        self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, whole: bool
+    ) -> Variant:
+        sizes = (
+            ("TILE", plan.TILE),
+            ("PAD_TILE", plan.PAD_TILE),
+            ("SLOTS", plan.SLOTS),
+            ("CHUNK", plan.CHUNK),
+            ("COLUMNS", plan.COLUMNS),
+            ("RECORDS", plan.RECORDS),
+        )
+        flags = self._flags(replay)
+        constants = (*sizes, *flags[:-1], ("WHOLE", whole), flags[-1])
+        return Variant("step_kernel", index_dtype, slot_dtype, constants, num_warps=4)
+
+    def _flags(self, replay: bool) -> list[tuple[str, bool]]:
+        return [
+            ("POW2", self._powers_of_two),
+            ("SHARDED", self._sharded),
+            ("RING", self._has_ring),
+            ("REPLAY", replay),
+            ("CHECKED", self.checked),
+        ]
+
+    def _bound(self, variant: Variant) -> Launch:
+        launch = self._launches.get(variant)
+        if launch is None:
+            launch = self._launches[variant] = self._bind(variant)
+        return launch
+
+    def _bind(self, variant: Variant) -> Launch:
+        from fused_slots.kernels import slot_mapping, step
+
+        layout = self.layout
+        interleave = layout.context_parallel.interleave
+        numbers = (
+            layout.num_groups,
+            layout.max_num_reqs,
+            interleave,
+            _shift(interleave),
+            layout.replay_window,
+        )
+        index, slot = triton_type(variant.index_dtype), triton_type(variant.slot_dtype)
+        if variant.kernel == "step_kernel":
+            kernel = step.step_kernel
+            whole = dict(variant.constants)["WHOLE"]
+            types = [slot, "*i64" if whole else "*i32", index, "*i32", "*i64", *["*i32"] * 3]
+            types += ["i64", *["i32"] * 12]
+            tables: tuple[torch.Tensor, ...] = (
+                self._descriptor,
+                self.arena,
+                self.num_columns,
+                self._generations,
+                self._state_rows,
+                self._state_extents,
+            )
+        else:
+            kernel = getattr(slot_mapping, variant.kernel)
+            types = [slot, index, "*i32", "*i64", "*i32"]
+            types += ["i64", *["i32"] * (5 if variant.kernel == "slots_by_request" else 6)]
+            tables = (self._descriptor, self.arena, self.num_columns)
+        fixed = FixedArguments((*tables, self._faults, self._details), numbers)
+        return self.launcher.bind(kernel, variant, layout.num_groups, types, fixed)
+
+
+def descriptor_line(layout: TableLayout, g: int, state_offset: int) -> list[int]:
+    """One group's numbers in the order of kernels/descriptor.py."""
+    group = layout.groups[g]
+    shards, rank = layout.shards(g)
+    kind = 0 if not group.maps_slots else 1 if group.circular else 2
+    column_size, virtual_size = group.tokens_per_column, group.block_size * shards
+    line = [
+        layout.offsets[g] // ARENA_ALIGNMENT,
+        layout.widths[g],
+        column_size,
+        _shift(column_size),
+        virtual_size,
+        _shift(virtual_size),
+        shards,
+        _shift(shards),
+        rank,
+        group.columns_per_block,
+        kind,
+        int(group.prefix_cacheable),
+        group.sliding_window_reach,
+        state_offset,
+    ]
+    return line + [0] * (_DESCRIPTOR_WIDTH - len(line))
+
+
+def pack_writes(writes: StagedWrites, layout: TableLayout) -> np.ndarray[Any, Any]:
+    """Staged writes as the kernels read them: int32, see kernels/slot_mapping.py staged_record."""
+    num_rows, num_written = layout.max_num_reqs, len(writes.rows)
+    lines_end = num_rows + 2 * num_written
+    records_end = lines_end + 3 * writes.starts.size
+    packet = np.empty(records_end + len(writes.column_ids), dtype=np.int32)
+    packet[:num_rows] = -1
+    packet[writes.rows] = np.arange(num_written, dtype=np.int32)
+    packet[num_rows:lines_end:2] = writes.rows
+    packet[num_rows + 1 : lines_end : 2] = writes.generations
+    records = packet[lines_end:records_end].reshape(num_written, layout.num_groups, 3)
+    records[:, :, 0] = writes.starts
+    records[:, :, 1] = writes.filled
+    records[:, :, 2] = writes.offsets
+    packet[records_end:] = writes.column_ids
+    return packet
+
+
+def check_int32_positions(layout: TableLayout) -> None:
+    """Refuse groups whose rows cover more tokens than int32 positions can name.
+
+    Raises:
+        ConfigurationError: names the group and the numbers.
+    """
+    for g, group in enumerate(layout.groups):
+        if not group.maps_slots or group.circular:
+            continue
+        shards, _ = layout.shards(g)
+        tokens = layout.widths[g] * group.tokens_per_column * shards
+        if max(tokens, group.block_size * shards) > INT32_MAX:
+            raise ConfigurationError(
+                f"max_num_blocks of {layout.describe(g)}",
+                expected=f"rows of at most {INT32_MAX} tokens over all context parallel ranks: "
+                "kernels compute positions in int32",
+                actual=f"{tokens} tokens",
+            )
+
+
+def _divisors(layout: TableLayout) -> Iterator[int]:
+    """Every number that a kernel divides positions by."""
+    sharded = layout.context_parallel.size > 1
+    for g, group in enumerate(layout.groups):
+        if group.maps_slots or group.sliding_window_reach:
+            yield group.tokens_per_column
+        if sharded and group.maps_slots:
+            shards, _ = layout.shards(g)
+            yield from (group.block_size * shards, shards)
+    if sharded:
+        yield layout.context_parallel.interleave
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value & (value - 1) == 0
+
+
+def _shift(value: int) -> int:
+    """log2 of a power of two; 0 for other values, where no kernel shifts."""
+    return value.bit_length() - 1 if _is_power_of_two(value) else 0

@@ -1,0 +1,40 @@
+"""The packed device descriptor: what a kernel must know of each KV cache group.
+
+int32 [G, DESCRIPTOR_WIDTH], one line a group, so that a program reads its group's numbers from
+one cache line instead of taking a pointer argument for each of them.
+"""
+
+import triton.language as tl
+
+DESCRIPTOR_WIDTH = tl.constexpr(16)
+OFFSET_UNIT = tl.constexpr(64)
+
+OFFSET = tl.constexpr(0)
+"""First element of the group's table in the arena, in units of 64 int32."""
+WIDTH = tl.constexpr(1)
+"""Columns of a row, which is also its stride."""
+COLUMN_SIZE = tl.constexpr(2)
+"""B, tokens of one column."""
+COLUMN_SHIFT = tl.constexpr(3)
+VIRTUAL_SIZE = tl.constexpr(4)
+"""K·S', tokens of one allocation block over all ranks that share the group."""
+VIRTUAL_SHIFT = tl.constexpr(5)
+SHARDS = tl.constexpr(6)
+"""S', ranks that share the group."""
+SHARDS_SHIFT = tl.constexpr(7)
+RANK = tl.constexpr(8)
+"""c', this rank's number among them."""
+COLUMNS_PER_BLOCK = tl.constexpr(9)
+"""n, columns of one allocation block."""
+KIND = tl.constexpr(10)
+"""KIND_NONE, KIND_RING or KIND_PAGED."""
+CACHEABLE = tl.constexpr(11)
+"""1 = replayed tokens are not written."""
+REACH = tl.constexpr(12)
+"""sliding_window_reach in tokens; 0 = no column is nulled."""
+STATE_OFFSET = tl.constexpr(13)
+"""First chunk of the group in the gather's state."""
+
+KIND_NONE = tl.constexpr(0)
+KIND_RING = tl.constexpr(1)
+KIND_PAGED = tl.constexpr(2)
