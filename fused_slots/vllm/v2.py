@@ -1,0 +1,60 @@
+"""The classes that stand in for vLLM's v2 `BlockTables` and for vllm-ascend's subclass of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fused_slots import env
+from fused_slots.vllm.deferral import DeferringBlockTables
+from fused_slots.vllm.fallback import FallsBack
+
+
+class FusedBlockTables(DeferringBlockTables, metaclass=FallsBack):
+    """The manager as vLLM 0.33.0's v2 runner builds it; vLLM's arguments come first, in its order.
+
+    The pool size stays unknown, as vLLM does not pass it. Kernels are compiled at construction,
+    unless FUSED_SLOTS_WARMUP=0, because vLLM does not call `warmup`.
+
+    Raises:
+        ConfigurationError: a setting that cannot be mapped exactly.
+        BackendUnavailableError: no backend serves the device.
+        Under the plugin's mode `auto` neither is raised: vLLM's own class is built instead.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if env.WARMUP.read() == "1":
+            self.warmup()
+        if type(self).stock is not None:
+            from fused_slots.vllm.one_launch import wrap_model_runner
+
+            wrap_model_runner()
+
+
+class FusedAscendBlockTables(FusedBlockTables):
+    """The same for vllm-ascend's runner: kernel_block_sizes follows device, slots are int32."""
+
+    def __init__(
+        self,
+        block_sizes: list[int],
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        max_num_blocks_per_group: list[int],
+        device: torch.device,
+        kernel_block_sizes: list[int] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            block_sizes,
+            max_num_reqs,
+            max_num_batched_tokens,
+            max_num_blocks_per_group,
+            device,
+            *args,
+            kernel_block_sizes=kernel_block_sizes,
+            slot_dtype=torch.int32,
+            **kwargs,
+        )
