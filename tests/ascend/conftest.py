@@ -1,4 +1,4 @@
-"""These tests need triton-ascend's environment (see requirements.txt); elsewhere none is collected."""
+"""These tests need an environment of their own (see requirements.txt); elsewhere none is found."""
 
 from importlib.util import find_spec
 

@@ -175,9 +175,11 @@ def wide_product(rng):
 def count_faults(rng):
     x = rng.integers(-50, 1000, 3500, dtype=np.int32)
     limit = int(rng.choice([900, 2000]))
-    return (4,), [x, np.array([7], np.int32), 3500, limit], {
-        1: np.array([7 + (x >= limit).sum()], np.int32)
-    }
+    return (
+        (4,),
+        [x, np.array([7], np.int32), 3500, limit],
+        {1: np.array([7 + (x >= limit).sum()], np.int32)},
+    )
 
 
 @_case("x_ptr count_ptr", "n limit", TILE=1024)

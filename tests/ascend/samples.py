@@ -80,10 +80,11 @@ def copy_range(x_ptr, out_ptr, starts_ptr, TILE: tl.constexpr):
 
 
 @triton.jit
-def store_with_data_mask(x_ptr, out_ptr, n, TILE: tl.constexpr):
+def store_with_data_mask(x_ptr, out_ptr, starts_ptr, TILE: tl.constexpr):
     """A store mask made of loaded data: read-select-write of the whole tile. Never do this."""
-    offset = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    x = tl.load(x_ptr + offset, mask=offset < n, other=-1)
+    offset = tl.load(starts_ptr + tl.program_id(0)) + tl.arange(0, TILE)
+    end = tl.load(starts_ptr + tl.program_id(0) + 1)
+    x = tl.load(x_ptr + offset, mask=offset < end, other=-1)
     tl.store(out_ptr + offset, x, mask=x >= 0)
 
 
@@ -383,3 +384,45 @@ def static_groups(desc_ptr, x_ptr, out_ptr, n, stride, GROUPS: tl.constexpr, TIL
         value = (x * scale) >> shift
         value = value * enabled + (enabled - 1)
         tl.store(out_ptr + group * stride + offset, value, mask=offset < n)
+
+
+@triton.jit
+def wide_counter(x_ptr, count_ptr, n, TILE: tl.constexpr):
+    """A conditional count into an int64: an in-order lock under an if, which hangs the device."""
+    offset = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    total = tl.sum(tl.load(x_ptr + offset, mask=offset < n, other=0), 0)
+    if total > 0:
+        tl.atomic_add(count_ptr, total.to(tl.int64))
+
+
+@triton.jit
+def atomic_ticket(x_ptr, count_ptr, out_ptr, n, TILE: tl.constexpr):
+    """An atomic whose old value is used: an in-order lock, whatever the type."""
+    offset = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    total = tl.sum(tl.load(x_ptr + offset, mask=offset < n, other=0), 0)
+    tl.store(out_ptr + tl.program_id(0), tl.atomic_add(count_ptr, total))
+
+
+@triton.jit
+def gather_int32(index_ptr, table_ptr, out_ptr, TILE: tl.constexpr):
+    """tl.gather of int32: refused by the front end."""
+    lane = tl.arange(0, TILE)
+    table = tl.load(table_ptr + lane)
+    tl.store(out_ptr + lane, tl.gather(table, tl.load(index_ptr + lane), 0))
+
+
+@triton.jit
+def unsigned_divide(x_ptr, out_ptr, divisor, TILE: tl.constexpr):
+    """uint32 division: refused by the 910B compiler."""
+    lane = tl.arange(0, TILE)
+    quotient = tl.load(x_ptr + lane).to(tl.uint32) // divisor.to(tl.uint32)
+    tl.store(out_ptr + lane, quotient.to(tl.int32))
+
+
+@triton.jit
+def too_large(x_ptr, y_ptr, out_ptr, TILE: tl.constexpr):
+    """A tile that needs more UB than a core has."""
+    lane = tl.arange(0, TILE)
+    x = tl.load(x_ptr + lane)
+    y = tl.load(y_ptr + lane)
+    tl.store(out_ptr + lane, tl.where(x < y, x * 2, y * 3))

@@ -18,10 +18,10 @@ _ACCESS = ("memref.load", "memref.store")
 class CostReport:
     """Static figures of one kernel; a tile loop is a loop that directly holds library calls.
 
-    `scalar_loops`: loops over single elements of UB that hold no call (the scalar fallback);
-    `discrete_loops`: loops that access GM element by element; `scalar_loops_in_tile_loops` is
-    the figure to keep at zero. Nothing is multiplied by trip counts: dynamic counts
-    come from executing the kernel.
+    `scalar_loops`: loops over single elements of UB that hold no call (the scalar fallback), of
+    which `scalar_loops_in_tile_loops` must be zero. `discrete_loops`: loops that access GM element
+    by element. `locks`: in-order locks (see library_910); one may hang the device. Nothing is
+    multiplied by trip counts: dynamic counts come from executing the kernel.
     """
 
     ub_bytes: int = 0
@@ -37,6 +37,7 @@ class CostReport:
     scalar_ops_in_tile_loops: int = 0
     flags: int = 0
     barriers: int = 0
+    locks: int = 0
     calls: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, int]:
@@ -71,8 +72,9 @@ class _Reader:
         for op in loop.operations:
             if op.callee and op.name.endswith("call"):
                 report.calls[op.callee] = report.calls.get(op.callee, 0) + 1
+                report.locks += op.callee == "sync_block_lock"
                 transfers += op.callee.startswith(_TRANSFER)
-                vectors += not op.callee.startswith(_TRANSFER)
+                vectors += not op.callee.startswith((*_TRANSFER, "sync_block"))
             accesses += op.name in _ACCESS and "address_space<ub>" in op.text
             report.gm_scalar_loads += op.name == "memref.load" and "address_space<gm>" in op.text
         calls = vectors + transfers

@@ -58,8 +58,9 @@ def execute(
     """Runs `module.entry` over the grid; the caller's arrays are not changed.
 
     `arguments` are the kernel's runtime arguments in order: an array for a pointer (of the
-    pointer's element type), an int for a scalar, Pointers for a table of addresses. Raises a HivmFault that names the HIVM line and
-    the program: OutOfBounds, Race, UninitialisedRead, FlagImbalance, UnsupportedOperation.
+    pointer's element type), an int for a scalar, Pointers for a table of addresses. Raises a
+    HivmFault that names the HIVM line and the program: OutOfBounds, Race, UninitialisedRead,
+    FlagImbalance, UnsupportedOperation.
     """
     program = _translated(module)
     entry = module.entry

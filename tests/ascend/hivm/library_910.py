@@ -48,6 +48,14 @@ def _named(pattern: str) -> Callable[[Callable[..., Call]], Callable[..., Call]]
     return register
 
 
+@_named(r"sync_block_(?:un)?lock|free_lock_var")
+def _lock() -> Call:
+    raise UnsupportedOperation(
+        "an in-order lock (an int64 atomic, or an atomic whose result is used): program i waits "
+        "until program i - 1 has released it, so one that never takes it hangs the device"
+    )
+
+
 def _finish(rt: Runtime, target: View, values: Any, passes: int = 1) -> None:
     rt.counts.vector(target.nbytes, passes)
     with np.errstate(over="ignore"):
@@ -227,7 +235,7 @@ def _select() -> Call:
 def _gather() -> Call:
     def gather(rt: Runtime, source: View, indices: View, target: View, scratch: View) -> None:
         at = indices.memory.read(indices)
-        if at.size and not (0 <= at.min() and at.max() < source.count):
+        if at.size and (at.min() < 0 or at.max() >= source.count):
             raise OutOfBounds(f"a gather of [{at.min()}, {at.max()}] from {source.count} elements")
         # bit patterns, so that no float quietly turns into another
         words = View(source.memory, np.dtype(np.int32), source.base, source.offset,
@@ -247,7 +255,7 @@ def _reduce(name: str) -> Call:
         values = source.memory.read(source)
         rt.counts.vector(source.nbytes)
         with np.errstate(over="ignore"):
-            target.memory.write(target, function(values, initial=np.int32(initial),
-                                                 **({"dtype": np.int32} if name == "sum" else {})))  # fmt: skip
+            result = function(np.append(values, np.int32(initial)))
+        target.memory.write(target, np.asarray(result).astype(np.int32))
 
     return reduce

@@ -102,7 +102,7 @@ class View:
 
 @dataclass
 class Memory:
-    """A byte buffer with an initialised flag a byte. UB, or scratch that a core keeps in registers."""
+    """Bytes with an initialised flag each: UB, or scratch that a core keeps in registers."""
 
     name: str
     data: np.ndarray
@@ -219,8 +219,9 @@ class GlobalBuffer(Memory):
         if foreign.any():
             self._race("read", first + int(np.argmax(foreign)), writer[foreign][0])
         reader = self.reader[first:last]
-        reader[:] = np.where((reader == self.NOBODY) | (reader == self.program),
-                             self.program, self.SEVERAL)
+        reader[:] = np.where(
+            (reader == self.NOBODY) | (reader == self.program), self.program, self.SEVERAL
+        )
 
     def note_write(self, first: int, last: int) -> None:
         writer, reader = self.writer[first:last], self.reader[first:last]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 
@@ -55,8 +56,8 @@ class Runtime:
             if 0 <= offset < len(buffer.data):
                 kind = DTYPES[dtype]
                 assert kind is not None
-                return View(buffer, kind, offset, 0, ((len(buffer.data) - offset) // kind.itemsize,),
-                            (1,))  # fmt: skip
+                count = (len(buffer.data) - offset) // kind.itemsize
+                return View(buffer, kind, offset, 0, (count,), (1,))
         raise OutOfBounds(f"pointer {address:#x} to no buffer of this launch")
 
     def stack_view(self, dtype: str, sizes: tuple[int, ...]) -> View:
@@ -96,7 +97,7 @@ def subview(view: View, offsets: tuple[int, ...], sizes: tuple[int, ...],
     for first, size, step, length, stride in zip(
         offsets, sizes, steps, view.sizes, view.strides, strict=True
     ):
-        if size > 0 and not (0 <= first and first + (size - 1) * step < length):
+        if size > 0 and (first < 0 or first + (size - 1) * step >= length):
             raise OutOfBounds(f"subview [{first}, {first + size}) of a memref of size {length}")
         offset += first * stride
     dims = [(size, a * b) for size, a, b in zip(sizes, view.strides, steps, strict=True)]
@@ -116,7 +117,7 @@ def reshape(view: View, groups: list[list[int]]) -> View:
         size = 1
         for dim in group:
             size *= view.sizes[dim]
-        for outer, inner in zip(group, group[1:], strict=False):
+        for outer, inner in pairwise(group):
             if view.sizes[outer] != 1 and view.strides[outer] != (
                 view.strides[inner] * view.sizes[inner]
             ):

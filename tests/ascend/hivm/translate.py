@@ -313,6 +313,9 @@ class Translator:
             raise UnsupportedOperation(f"pointer_cast at line {op.line}: {op.text}")
         return f"rt.ub_view({name(op.operands[0])}, {dtype!r}, {tuple_of(list(dims))})"
 
+    def on_memref_view(self, op: Operation) -> str:
+        return "None"  # the address of a lock; taking it is refused
+
     def on_memref_alloca(self, op: Operation) -> str:
         dims, dtype = memref_type(op.text)
         return f"rt.stack_view({dtype!r}, {tuple_of(list(dims))})"
@@ -371,14 +374,14 @@ def translate(module: Module) -> Program:
         "float32": runtime.np.float32, **vectors_950.NAMES,
     }  # fmt: skip
     origin: dict[str, list[int]] = {}
-    for function in module.functions.values():
+    for function in sorted(module.functions.values(), key=lambda f: not f.is_entry):
         if "hacc.function_kind<HOST>" in function.attributes:
             continue
         lines = translator.function(function)
         filename = f"<hivm {function.name}>"
         origin[filename] = [line for _, _, line in lines]
         source = "\n".join("    " * depth + text for depth, text, _ in lines)
-        exec(compile(source, filename, "exec"), translator.names)  # noqa: S102
+        exec(compile(source, filename, "exec"), translator.names)
     visits.extend([0] * len(translator.costs))
     functions = {f: translator.names[f] for f in module.functions if f in translator.names}
     return Program(functions, visits, translator.costs, origin)

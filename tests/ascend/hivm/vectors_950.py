@@ -84,9 +84,7 @@ def _store_masked(view: View, vector: np.ndarray, mask: np.ndarray) -> None:
     view.memory.write(_lanes(view, active), vector[:active])
 
 
-def store_predicate(
-    mask: np.ndarray, pointer: View, align: bytes
-) -> tuple[bytes, View]:
+def store_predicate(mask: np.ndarray, pointer: View, align: bytes) -> tuple[bytes, View]:
     """64 predicate bits to UB, packed; the returned pair continues an unaligned stream."""
     memory = pointer.memory
     first = pointer.base + pointer.offset // 8
