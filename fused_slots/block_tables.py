@@ -314,6 +314,8 @@ class AscendBlockTables:
         )
         if out_ptrs is not None and out is None:
             raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
+        if out is not None and self._is_own_memory(out):
+            out = None
         tables = self.input_block_tables if out is None else out
         if self.layout.num_groups and (num_reqs or num_reqs_padded or out is None):
             self._backend.gather(idx_mapping, num_reqs_padded, num_computed_tokens, out)
@@ -545,6 +547,26 @@ class AscendBlockTables:
         from fused_slots.inspect.check import check_integrity
 
         check_integrity(self)
+
+    def _is_own_memory(self, out: Sequence[torch.Tensor]) -> bool:
+        """Whether `out` is `input_block_tables`, whose contents are tracked from call to call.
+
+        Raises:
+            InvalidArgumentError: it is a part of the manager's memory, written behind its back.
+        """
+        own = self.input_block_tables
+        if out and all(a.data_ptr() == b.data_ptr() for a, b in zip(out, own, strict=True)):
+            return True
+        arenas = [self._backend.arena, self._backend.input_arena]
+        storages = [arena.untyped_storage().data_ptr() for arena in arenas]
+        for g, table in enumerate(out):
+            if table.untyped_storage().data_ptr() in storages:
+                raise InvalidArgumentError(
+                    f"out[{g}]",
+                    expected="memory outside the manager, or input_block_tables whole",
+                    actual="a part of its tables",
+                )
+        return False
 
     def _collect_writes(self, operation: str) -> StagedWrites | None:
         """The staged writes, which stay pending until the device has taken them."""

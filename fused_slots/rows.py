@@ -135,7 +135,7 @@ class HostRows:
             raise InvalidArgumentError(
                 "overwrite", expected="True or False", actual=repr(overwrite)
             )
-        if type(new_block_ids) not in _PLAIN_TYPES and not _is_list(new_block_ids):
+        if type(new_block_ids) not in (list, tuple) and not _is_list(new_block_ids):
             self._raise_not_lists(req_index, type(new_block_ids).__name__)
         if len(new_block_ids) != self._layout.num_groups:
             self._raise_not_lists(req_index, str(len(new_block_ids)))
