@@ -8,7 +8,6 @@ from unittest import mock
 import torch
 
 from fused_slots import block_tables
-from fused_slots.backends import backend_class
 from fused_slots.layout import ARENA_ALIGNMENT
 from tests.configuration import Config, make_manager
 from tests.model import Mismatch
@@ -57,8 +56,10 @@ def guarded(backend: type) -> type:
 def make_guarded(config: Config, device: str = "cpu") -> Any:
     """A manager whose backend is guarded."""
 
+    unguarded = block_tables.backend_class
+
     def choose(chosen: torch.device) -> type:
-        return guarded(backend_class(chosen))
+        return guarded(unguarded(chosen))
 
     with mock.patch.object(block_tables, "backend_class", choose):
         return make_manager(config, device)
