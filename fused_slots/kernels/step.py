@@ -139,8 +139,9 @@ def gather_chunk(
         kept = key == old_key
         low = tl.where(kept, tl.minimum(new_low, null_low), 0)
         high = tl.where(kept, tl.maximum(new_high, null_high), tl.maximum(old_extent, extent))
+        # After a dummy run the extents name whole chunks, also in rows that end earlier.
         low = tl.where(live, low, CHUNK)
-        high = tl.where(live, high, 0)
+        high = tl.where(live, tl.minimum(high, gathered_width - chunk_begin), 0)
         tl.store(state_rows_ptr + state, key, mask=live)
         tl.store(state_extents_ptr + 2 * state, extent, mask=live)
         tl.store(state_extents_ptr + 2 * state + 1, null_extent, mask=live)
