@@ -8,9 +8,12 @@ A test that takes a `make_tables` fixture runs once per entry of `BACKENDS`:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -25,9 +28,11 @@ class MakeTables:
     """A factory of managers on one device; called with groups and settings of `from_groups`."""
 
     device: str = "cpu"
+    backend: str = ""
+    """FUSED_SLOTS_BACKEND while a manager is built; empty = what the device selects."""
 
     def __str__(self) -> str:
-        return self.device
+        return self.backend or self.device
 
     def __call__(
         self,
@@ -37,14 +42,27 @@ class MakeTables:
     ) -> AscendBlockTables:
         """A manager whose rows hold these block ids already (per row, one list per group)."""
         sizes = {"max_num_reqs": 4, "max_num_batched_tokens": 16, "device": self.device}
-        tables = AscendBlockTables.from_groups(groups, **{**sizes, **settings})
+        with mock.patch.dict(os.environ, {"FUSED_SLOTS_BACKEND": self.backend}):
+            tables = AscendBlockTables.from_groups(groups, **{**sizes, **settings})
         for row, block_ids in (rows or {}).items():
             tables.append_block_ids(row, block_ids, overwrite=True)
         tables.apply_staged_writes()
         return tables
 
 
-BACKENDS = [MakeTables("cpu")]
+def _backends() -> list[MakeTables]:
+    """The CPU, and what this process can run besides: interpreted kernels, a GPU."""
+    backends = [MakeTables("cpu")]
+    if find_spec("triton") is None:
+        return backends
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        backends.append(MakeTables("cpu", "interpreter"))
+    elif torch.cuda.is_available():
+        backends.append(MakeTables("cuda"))
+    return backends
+
+
+BACKENDS = _backends()
 
 
 def int32(tables: AscendBlockTables, values: Sequence[int]) -> torch.Tensor:
