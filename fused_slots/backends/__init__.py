@@ -28,6 +28,7 @@ _BACKENDS: dict[str, Callable[[], BackendClass]] = {
     "interpreter": _load("fused_slots.backends.interpreter", "InterpreterBackend"),
 }
 _BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda"}
+_DEVICE_OF_BACKEND = {"cpu": "cpu", "cuda": "cuda", "interpreter": "cpu"}
 
 
 def parse_device(device: str | torch.device) -> torch.device:
@@ -35,10 +36,18 @@ def parse_device(device: str | torch.device) -> torch.device:
 
     Raises:
         ConfigurationError: it is no device name.
+        BackendUnavailableError: it is an npu, and torch_npu did not teach torch the name.
     """
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
+        if isinstance(device, str) and device.split(":")[0] == "npu":
+            raise BackendUnavailableError(
+                "device",
+                expected="torch_npu, which makes npu a device of torch",
+                actual=repr(device),
+                hint="pip install 'fused-slots[ascend]'",
+            ) from error
         raise ConfigurationError(
             "device", expected="cpu, cuda[:i], npu[:i] or a torch.device", actual=repr(device)
         ) from error
@@ -48,7 +57,8 @@ def backend_class(device: torch.device) -> BackendClass:
     """The backend for a device: the one FUSED_SLOTS_BACKEND names, else by the device's type.
 
     Raises:
-        BackendUnavailableError: no backend serves this device.
+        BackendUnavailableError: no backend serves this device, the one named serves another, or
+            a package that it needs is missing.
     """
     name = env.BACKEND.read() or _BACKEND_OF_DEVICE.get(device.type, "")
     if name not in _BACKENDS:
@@ -57,4 +67,19 @@ def backend_class(device: torch.device) -> BackendClass:
             expected=" or ".join(sorted(_BACKEND_OF_DEVICE)),
             actual=f"{device}" + (f" with FUSED_SLOTS_BACKEND={name}" if name else ""),
         )
-    return _BACKENDS[name]()
+    if device.type != _DEVICE_OF_BACKEND[name]:
+        raise BackendUnavailableError(
+            "device",
+            expected=f"{_DEVICE_OF_BACKEND[name]} with the {name} backend",
+            actual=str(device),
+            hint="FUSED_SLOTS_BACKEND names the backend",
+        )
+    try:
+        return _BACKENDS[name]()
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"the {name} backend of device {device}",
+            expected="its packages installed",
+            actual=str(error),
+            hint=f"pip install 'fused-slots[{name}]'",
+        ) from error
