@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from typing import Any
 
-import numpy as np
 import torch
 
 from fused_slots.backends.launch import InterpretedLauncher, Launcher
+from fused_slots.backends.packet import pack_writes, packet_size
 from fused_slots.backends.triton_backend import TritonBackend
 from fused_slots.faults import BackendUnavailableError
+from fused_slots.staging import StagedWrites
 
 
 class InterpreterBackend(TritonBackend):
@@ -35,8 +35,13 @@ class InterpreterBackend(TritonBackend):
             )
         return InterpretedLauncher()
 
-    def upload(self, packet: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(packet)
+    def upload(self, writes: StagedWrites) -> torch.Tensor:
+        packet = torch.empty(packet_size(writes, self.layout), dtype=torch.int32)
+        pack_writes(writes, self.layout, packet.numpy())
+        return packet
+
+    def uploaded_packet_used(self) -> None:
+        """Nothing: every packet is used once."""
 
     def synchronize(self) -> None:
         """Nothing: the interpreter has finished when a launch returns."""

@@ -102,6 +102,36 @@ class InterpretedLauncher(Launcher):
         return 0
 
 
+def kernel_source(
+    kernel: Any, variant: Variant, changing_types: Sequence[str], fixed: FixedArguments
+) -> Any:
+    """What Triton compiles for a variant: only the fixed tensors' alignment is relied on.
+
+    Args:
+        kernel: the Triton function.
+        variant: its compile-time choices.
+        changing_types: Triton types of the arguments passed at each launch.
+        fixed: the arguments behind them; tensors a backend allocated, 16-byte aligned.
+    """
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    types = [
+        *changing_types,
+        *(triton_type(tensor.dtype) for tensor in fixed.tensors),
+        *["i32"] * len(fixed.numbers),
+        *["constexpr"] * len(variant.constants),
+    ]
+    first_fixed = len(changing_types)
+    aligned = range(first_fixed, first_fixed + len(fixed.tensors))
+    return ASTSource(
+        fn=kernel,
+        signature=dict(zip(names, types, strict=True)),
+        constexprs=dict(variant.constants),
+        attrs={(place,): [["tt.divisibility", 16]] for place in aligned},
+    )
+
+
 def triton_type(dtype: torch.dtype) -> str:
     """Triton's name of a pointer to elements of an integer dtype."""
     return f"*{_short(dtype)}"

@@ -10,20 +10,26 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from fused_slots import plan
 from fused_slots.backends.base import Backend
+from fused_slots.backends.descriptor import (
+    DESCRIPTOR_WIDTH,
+    check_int32_positions,
+    descriptor_lines,
+    is_power_of_two,
+    position_divisors,
+    shift_of,
+)
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
-from fused_slots.faults import INT32_MAX, ConfigurationError, Fault, FaultCode, fault_records
-from fused_slots.layout import ARENA_ALIGNMENT, TableLayout
+from fused_slots.faults import Fault, FaultCode, fault_records
+from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, TokenPlan, WarmupReport
 from fused_slots.staging import StagedWrites
 
-_DESCRIPTOR_WIDTH = 16
 _FAULT_DETAILS = 64
 _DETAIL_WIDTH = 5
 _INDEX_DTYPES = (torch.int32, torch.int64)
@@ -38,7 +44,7 @@ class TritonBackend(Backend):
         num_groups, num_rows = layout.num_groups, layout.max_num_reqs
         self._max_chunks = plan.max_gather_chunks(layout)
         self._chunk_offsets = np.cumsum([0, *map(plan.gather_chunks, layout.widths)]).tolist()
-        self._descriptor = self.allocate((num_groups, _DESCRIPTOR_WIDTH), torch.int32, 0)
+        self._descriptor = self.allocate((num_groups, DESCRIPTOR_WIDTH), torch.int32, 0)
         self._generations = self.allocate((num_groups, num_rows), torch.int32, 0)
         chunks = self._chunk_offsets[-1]
         self._state_rows = self.allocate((chunks, num_rows), torch.int64, -1)
@@ -49,7 +55,7 @@ class TritonBackend(Backend):
         self._no_packet = self.allocate((num_rows,), torch.int32, -1)
         self._dirty_rows = 0
         self._by_request = plan.by_request_chosen()
-        self._powers_of_two = all(_is_power_of_two(size) for size in _divisors(layout))
+        self._powers_of_two = all(is_power_of_two(size) for size in position_divisors(layout))
         self._sharded = layout.context_parallel.size > 1
         self._has_ring = any(group.circular and group.maps_slots for group in layout.groups)
         self._launches: dict[Variant, Launch] = {}
@@ -62,22 +68,19 @@ class TritonBackend(Backend):
         """The launcher of this device."""
 
     @abstractmethod
-    def upload(self, packet: np.ndarray[Any, Any]) -> torch.Tensor:
-        """Make a packet of staged writes readable by the next launch, in stream order."""
+    def upload(self, writes: StagedWrites) -> torch.Tensor:
+        """Make staged writes readable by the next launch, in stream order."""
+
+    @abstractmethod
+    def uploaded_packet_used(self) -> None:
+        """The launch that reads the packet uploaded last is enqueued."""
 
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has finished all launches."""
 
     def init_layout(self) -> None:
-        lines = np.array(
-            [
-                descriptor_line(self.layout, g, self._chunk_offsets[g])
-                for g in range(self.layout.num_groups)
-            ],
-            dtype=np.int32,
-        ).reshape(self.layout.num_groups, _DESCRIPTOR_WIDTH)
-        self._descriptor.copy_(torch.from_numpy(lines))
+        self._descriptor.copy_(descriptor_lines(self.layout, self._chunk_offsets))
 
     def apply_writes(self, writes: StagedWrites) -> None:
         self._step(writes=writes)
@@ -230,7 +233,7 @@ class TritonBackend(Backend):
             tokens = plan.plan_tokens(num_reqs, num_tokens_padded, capacity, by_request=False)
         packet, written, write_chunks = self._no_packet, 0, 0
         if writes is not None:
-            packet = self.upload(pack_writes(writes, layout))
+            packet = self.upload(writes)
             written = len(writes.rows)
             longest = int((writes.filled - writes.starts).max(initial=0))
             write_chunks = max(plan.gather_chunks(longest), 1)
@@ -268,6 +271,8 @@ class TritonBackend(Backend):
         programs = num_gather + tokens.num_tiles + tokens.num_pad + num_write
         if programs:
             self._bound(variant)(programs, tensors, numbers)
+        if writes is not None:
+            self.uploaded_packet_used()
 
     def _out_table(self, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
         """Address, stride and width of each caller's table, on the device; and the widest."""
@@ -322,6 +327,7 @@ class TritonBackend(Backend):
     def _bound(self, variant: Variant) -> Launch:
         launch = self._launches.get(variant)
         if launch is None:
+            self.refuse_capture(f"compiling {variant}")
             launch = self._launches[variant] = self._bind(variant)
         return launch
 
@@ -334,7 +340,7 @@ class TritonBackend(Backend):
             layout.num_groups,
             layout.max_num_reqs,
             interleave,
-            _shift(interleave),
+            shift_of(interleave),
             layout.replay_window,
         )
         index, slot = triton_type(variant.index_dtype), triton_type(variant.slot_dtype)
@@ -358,88 +364,3 @@ class TritonBackend(Backend):
             tables = (self._descriptor, self.arena, self.num_columns)
         fixed = FixedArguments((*tables, self._faults, self._details), numbers)
         return self.launcher.bind(kernel, variant, layout.num_groups, types, fixed)
-
-
-def descriptor_line(layout: TableLayout, g: int, state_offset: int) -> list[int]:
-    """One group's numbers in the order of kernels/descriptor.py."""
-    group = layout.groups[g]
-    shards, rank = layout.shards(g)
-    kind = 0 if not group.maps_slots else 1 if group.circular else 2
-    column_size, virtual_size = group.tokens_per_column, group.block_size * shards
-    line = [
-        layout.offsets[g] // ARENA_ALIGNMENT,
-        layout.widths[g],
-        column_size,
-        _shift(column_size),
-        virtual_size,
-        _shift(virtual_size),
-        shards,
-        _shift(shards),
-        rank,
-        group.columns_per_block,
-        kind,
-        int(group.prefix_cacheable),
-        group.sliding_window_reach,
-        state_offset,
-    ]
-    return line + [0] * (_DESCRIPTOR_WIDTH - len(line))
-
-
-def pack_writes(writes: StagedWrites, layout: TableLayout) -> np.ndarray[Any, Any]:
-    """Staged writes as the kernels read them: int32, see kernels/slot_mapping.py staged_record."""
-    num_rows, num_written = layout.max_num_reqs, len(writes.rows)
-    lines_end = num_rows + 2 * num_written
-    records_end = lines_end + 3 * writes.starts.size
-    packet = np.empty(records_end + len(writes.column_ids), dtype=np.int32)
-    packet[:num_rows] = -1
-    packet[writes.rows] = np.arange(num_written, dtype=np.int32)
-    packet[num_rows:lines_end:2] = writes.rows
-    packet[num_rows + 1 : lines_end : 2] = writes.generations
-    records = packet[lines_end:records_end].reshape(num_written, layout.num_groups, 3)
-    records[:, :, 0] = writes.starts
-    records[:, :, 1] = writes.filled
-    records[:, :, 2] = writes.offsets
-    packet[records_end:] = writes.column_ids
-    return packet
-
-
-def check_int32_positions(layout: TableLayout) -> None:
-    """Refuse groups whose rows cover more tokens than int32 positions can name.
-
-    Raises:
-        ConfigurationError: names the group and the numbers.
-    """
-    for g, group in enumerate(layout.groups):
-        if not group.maps_slots or group.circular:
-            continue
-        shards, _ = layout.shards(g)
-        tokens = layout.widths[g] * group.tokens_per_column * shards
-        if max(tokens, group.block_size * shards) > INT32_MAX:
-            raise ConfigurationError(
-                f"max_num_blocks of {layout.describe(g)}",
-                expected=f"rows of at most {INT32_MAX} tokens over all context parallel ranks: "
-                "kernels compute positions in int32",
-                actual=f"{tokens} tokens",
-            )
-
-
-def _divisors(layout: TableLayout) -> Iterator[int]:
-    """Every number that a kernel divides positions by."""
-    sharded = layout.context_parallel.size > 1
-    for g, group in enumerate(layout.groups):
-        if group.maps_slots or group.sliding_window_reach:
-            yield group.tokens_per_column
-        if sharded and group.maps_slots:
-            shards, _ = layout.shards(g)
-            yield from (group.block_size * shards, shards)
-    if sharded:
-        yield layout.context_parallel.interleave
-
-
-def _is_power_of_two(value: int) -> bool:
-    return value & (value - 1) == 0
-
-
-def _shift(value: int) -> int:
-    """log2 of a power of two; 0 for other values, where no kernel shifts."""
-    return value.bit_length() - 1 if _is_power_of_two(value) else 0

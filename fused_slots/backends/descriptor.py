@@ -1,0 +1,93 @@
+"""The packed descriptor that kernels read each group's numbers from (kernels/descriptor.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from fused_slots.faults import INT32_MAX, ConfigurationError
+from fused_slots.layout import ARENA_ALIGNMENT, TableLayout
+
+DESCRIPTOR_WIDTH = 16
+
+
+def descriptor_lines(layout: TableLayout, state_offsets: Sequence[int]) -> torch.Tensor:
+    """int32 [G, DESCRIPTOR_WIDTH] on the host, one line a group.
+
+    Args:
+        layout: the manager's sizes.
+        state_offsets: first chunk of each group in the gather's state.
+    """
+    lines = torch.zeros((layout.num_groups, DESCRIPTOR_WIDTH), dtype=torch.int32)
+    for g in range(layout.num_groups):
+        line = _line(layout, g, state_offsets[g])
+        lines[g, : len(line)] = torch.tensor(line, dtype=torch.int32)
+    return lines
+
+
+def _line(layout: TableLayout, g: int, state_offset: int) -> list[int]:
+    """One group's numbers in the order of kernels/descriptor.py."""
+    group = layout.groups[g]
+    shards, rank = layout.shards(g)
+    kind = 0 if not group.maps_slots else 1 if group.circular else 2
+    column_size, virtual_size = group.tokens_per_column, group.block_size * shards
+    return [
+        layout.offsets[g] // ARENA_ALIGNMENT,
+        layout.widths[g],
+        column_size,
+        shift_of(column_size),
+        virtual_size,
+        shift_of(virtual_size),
+        shards,
+        shift_of(shards),
+        rank,
+        group.columns_per_block,
+        kind,
+        int(group.prefix_cacheable),
+        group.sliding_window_reach,
+        state_offset,
+    ]
+
+
+def check_int32_positions(layout: TableLayout) -> None:
+    """Refuse groups whose rows cover more tokens than int32 positions can name.
+
+    Raises:
+        ConfigurationError: names the group and the numbers.
+    """
+    for g, group in enumerate(layout.groups):
+        if not group.maps_slots or group.circular:
+            continue
+        shards, _ = layout.shards(g)
+        tokens = layout.widths[g] * group.tokens_per_column * shards
+        if max(tokens, group.block_size * shards) > INT32_MAX:
+            raise ConfigurationError(
+                f"max_num_blocks of {layout.describe(g)}",
+                expected=f"rows of at most {INT32_MAX} tokens over all context parallel ranks: "
+                "kernels compute positions in int32",
+                actual=f"{tokens} tokens",
+            )
+
+
+def position_divisors(layout: TableLayout) -> Iterator[int]:
+    """Every number that a kernel divides positions by."""
+    sharded = layout.context_parallel.size > 1
+    for g, group in enumerate(layout.groups):
+        if group.maps_slots or group.sliding_window_reach:
+            yield group.tokens_per_column
+        if sharded and group.maps_slots:
+            shards, _ = layout.shards(g)
+            yield from (group.block_size * shards, shards)
+    if sharded:
+        yield layout.context_parallel.interleave
+
+
+def is_power_of_two(value: int) -> bool:
+    """Whether a positive number is a power of two."""
+    return value & (value - 1) == 0
+
+
+def shift_of(value: int) -> int:
+    """log2 of a power of two; 0 for other values, where no kernel shifts."""
+    return value.bit_length() - 1 if is_power_of_two(value) else 0
