@@ -11,22 +11,33 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
+from unittest import mock
 
+from fused_slots import AscendBlockTables
 from tests.checker import Checker
-from tests.configuration import Target, make_manager, random_config
+from tests.configuration import Config, Target, make_manager, random_config
 from tests.engine import Engine, Request
 from tests.guards import check_bands, make_guarded
 from tests.model import Batch, Mismatch
 from tests.odd_calls import OddDriver
 
+
+def make_interpreted(config: Config) -> AscendBlockTables:
+    """A manager whose kernels run in Triton's interpreter; needs TRITON_INTERPRET=1."""
+    with mock.patch.dict(os.environ, {"FUSED_SLOTS_BACKEND": "interpreter"}):
+        return make_manager(config)
+
+
 TARGETS = {
     "cpu": Target("cpu", make_manager),
+    "interpreter": Target("interpreter", make_interpreted),
     "cpu-guarded": Target("cpu-guarded", make_guarded, after_step=check_bands),
     "cuda": Target("cuda", partial(make_manager, device="cuda"), device="cuda"),
     "npu": Target("npu", partial(make_manager, device="npu"), device="npu"),
