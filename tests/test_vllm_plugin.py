@@ -1,0 +1,463 @@
+"""The plugin against a small package that poses as vllm: what it replaces, and when it stays off.
+
+tests/vllm runs it against vLLM itself; vllm-ascend cannot be installed on a CPU machine, so its
+part of this file is all there is.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fused_slots import BlockTableError
+from fused_slots.vllm import plugin, signatures
+from fused_slots.vllm.plugin import find_obstacle, register, status, unregister
+from fused_slots.vllm.signatures import UnsupportedVllmError
+from fused_slots.vllm.v1 import MultiGroupBlockTable
+from fused_slots.vllm.v2 import FusedAscendBlockTables, FusedBlockTables
+
+V2 = "vllm.v1.worker.gpu.block_table"
+V2_READER = "vllm.v1.worker.gpu.model_runner"
+V1 = "vllm.v1.worker.block_table"
+V1_READER = "vllm.v1.worker.gpu_input_batch"
+ASCEND = "vllm_ascend.worker.v2.block_table"
+ASCEND_PATCH = "vllm_ascend.patch.worker.patch_block_table"
+
+SIZES = {
+    "block_sizes": [4],
+    "max_num_reqs": 2,
+    "max_num_batched_tokens": 8,
+    "max_num_blocks_per_group": [4],
+    "device": torch.device("cpu"),
+}
+
+
+def methods(table: Any) -> str:
+    """A class body with these methods, which record how they were called."""
+    return "\n".join(
+        f"    def {name}(self, {', '.join(f'{a}=None' for a in arguments)}): self.called = {name!r}"
+        for name, arguments in table.items()
+    )
+
+
+FILES = {
+    "vllm/__init__.py": '__version__ = "0.33.0"',
+    "vllm/v1/kv_cache_interface.py": """
+class KVCacheSpec:
+    @property
+    def uses_slot_mapping(self): return True
+class MambaSpec(KVCacheSpec): pass
+""",
+    "vllm/v1/worker/gpu/block_table.py": f"class BlockTables:\n{methods(signatures.BLOCK_TABLES)}",
+    "vllm/v1/worker/block_table.py": "class MultiGroupBlockTable:\n"
+    + methods(signatures.MULTI_GROUP_BLOCK_TABLE),
+    "vllm/v1/worker/gpu_input_batch.py": f"from {V1} import MultiGroupBlockTable",
+    "vllm/v1/worker/gpu/model_runner.py": f"""
+from {V2} import BlockTables
+class GPUModelRunner:
+    pcp_manager = None
+    def execute_model(
+        self, scheduler_output, intermediate_tensors=None, dummy_run=False,
+        skip_attn_for_dummy_run=False, is_profile=False, context_len=0,
+        valid_dummy_state_slots=False, randomize_inputs=False):
+        self.block_tables.apply_staged_writes()
+        return self.prepare_attn(scheduler_output) if scheduler_output else None
+    def prepare_attn(self, input_batch):
+        tables = self.block_tables.gather_block_tables(input_batch.idx_mapping, 1)
+        slots = self.block_tables.compute_slot_mappings(
+            input_batch.idx_mapping, input_batch.query_start_loc, input_batch.positions, 1)
+        return tables, slots
+""",
+}
+
+ASCEND_FILES = {
+    "vllm_ascend/worker/v2/block_table.py": f"""
+from {V2} import BlockTables
+class AscendBlockTables(BlockTables):
+    def __init__(self, block_sizes, max_num_reqs, max_num_batched_tokens, max_num_blocks_per_group,
+                 device, kernel_block_sizes=None, cp_size=1, cp_rank=0, cp_interleave=1,
+                 slot_mapping_enabled=None):
+        super().__init__(block_sizes, max_num_reqs, max_num_batched_tokens,
+                         max_num_blocks_per_group, device)
+""",
+    "vllm_ascend/patch/worker/patch_block_table.py": f"""
+from vllm.v1.worker.gpu import model_runner
+from {ASCEND} import AscendBlockTables
+model_runner.BlockTables = AscendBlockTables
+""",
+}
+
+
+def write_package(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for parent in path.relative_to(folder).parents[:-1]:
+            (folder / parent / "__init__.py").touch()
+        path.write_text(text)
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path with the package that poses as vllm; nothing of it is loaded yet."""
+    write_package(tmp_path, FILES)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plugin, "installed_version", lambda: "0.33.0")
+    monkeypatch.setattr(plugin, "_status", plugin._status)
+    forget()
+    yield tmp_path
+    unregister()
+    forget()
+
+
+def forget() -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] in ("vllm", "vllm_ascend")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def ascend(vllm: Path) -> Path:
+    write_package(vllm, ASCEND_FILES)
+    return vllm
+
+
+def test_both_runners_get_our_classes(vllm: Path) -> None:
+    register()
+    assert import_module(V2).BlockTables is FusedBlockTables
+    assert import_module(V2_READER).BlockTables is FusedBlockTables
+    assert import_module(V1).MultiGroupBlockTable is MultiGroupBlockTable
+    assert import_module(V1_READER).MultiGroupBlockTable is MultiGroupBlockTable
+    assert status().active
+    assert f"{V2}.BlockTables" in status().replaced
+    assert status().vllm_version == "0.33.0"
+
+
+def test_modules_that_were_imported_before_are_bound_again(vllm: Path) -> None:
+    runner, batch = import_module(V2_READER), import_module(V1_READER)
+    stock = runner.BlockTables, batch.MultiGroupBlockTable
+    register()
+    register()
+    assert runner.BlockTables is FusedBlockTables
+    assert batch.MultiGroupBlockTable is MultiGroupBlockTable
+    assert FusedBlockTables.stock is stock[0]
+    unregister()
+    assert (runner.BlockTables, batch.MultiGroupBlockTable) == stock
+    assert import_module(V2).BlockTables is stock[0]
+    assert FusedBlockTables.stock is None
+    assert not status().active
+
+
+def test_unregister_gives_back_the_runners_methods(vllm: Path) -> None:
+    runner = import_module(V2_READER).GPUModelRunner
+    originals = runner.execute_model, runner.prepare_attn
+    register()
+    assert (runner.execute_model, runner.prepare_attn) != originals
+    unregister()
+    assert (runner.execute_model, runner.prepare_attn) == originals
+
+
+def test_a_name_that_somebody_replaced_after_us_is_left_to_them(vllm: Path) -> None:
+    register()
+    module = import_module(V2)
+    theirs = type("Theirs", (), {})
+    module.BlockTables = theirs
+    unregister()
+    assert module.BlockTables is theirs
+
+
+def run_step(runner_class: Any) -> tuple[int, Any]:
+    """A step of a runner whose tables have a write staged; launches and its result."""
+    runner = runner_class()
+    runner.block_tables = import_module(V2_READER).BlockTables(**SIZES)
+    runner.block_tables.append_block_ids(1, [[3]], overwrite=True)
+    before = runner.block_tables.launches
+    batch = SimpleNamespace(
+        idx_mapping=torch.tensor([1]),
+        query_start_loc=torch.tensor([0, 1], dtype=torch.int32),
+        positions=torch.tensor([2]),
+    )
+    result = runner.execute_model(batch)
+    return runner.block_tables.launches - before, result
+
+
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_a_step_of_the_runner_is_one_launch(vllm: Path, imported: str) -> None:
+    if imported == "before":
+        import_module(V2_READER)
+    register()
+    launches, (tables, slots) = run_step(import_module(V2_READER).GPUModelRunner)
+    assert launches == 1
+    assert tables[0].tolist() == [[3, 0, 0, 0]]
+    assert slots.tolist() == [[14]]
+
+
+def test_a_runner_under_prefill_context_parallelism_is_not_fused(vllm: Path) -> None:
+    register()
+    runner = import_module(V2_READER).GPUModelRunner
+    runner.pcp_manager = object()
+    launches, (_, slots) = run_step(runner)
+    assert launches == 3
+    assert slots.tolist() == [[14]]
+
+
+def test_an_early_return_of_the_runner_applies_the_writes(vllm: Path) -> None:
+    register()
+    runner = import_module(V2_READER).GPUModelRunner()
+    runner.block_tables = import_module(V2_READER).BlockTables(**SIZES)
+    runner.block_tables.append_block_ids(1, [[3]], overwrite=True)
+    assert runner.execute_model(None) is None
+    assert runner.block_tables.block_tables[0].gpu[1, 0] == 3
+
+
+def test_a_runner_with_vllms_own_tables_is_left_alone(vllm: Path) -> None:
+    import_module(V2_READER)
+    register()
+    runner = import_module(V2_READER).GPUModelRunner()
+    runner.block_tables = FusedBlockTables.stock()  # type: ignore[misc]
+    assert runner.execute_model(None) is None
+    runner.prepare_attn(SimpleNamespace(idx_mapping=0, query_start_loc=0, positions=0))
+    assert runner.block_tables.called == "compute_slot_mappings"
+
+
+def test_one_line_per_outcome(vllm: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "vllm"):
+        for _ in range(3):
+            register()
+    (record,) = caplog.records
+    assert record.name.startswith("vllm.")
+    assert record.levelname == "INFO"
+    assert "active: in the place of vllm.v1.worker.gpu.block_table" in record.message
+
+
+WRONG = {
+    "another version": {"vllm/__init__.py": '__version__ = "0.34.0"'},
+    "an older constructor": {
+        "vllm/v1/worker/gpu/block_table.py": FILES["vllm/v1/worker/gpu/block_table.py"].replace(
+            "max_num_blocks_per_group", "max_model_len"
+        )
+    },
+    "a method less": {
+        "vllm/v1/worker/gpu/block_table.py": FILES["vllm/v1/worker/gpu/block_table.py"].replace(
+            "get_dummy_slot_mappings", "dummy_slot_mappings"
+        )
+    },
+    "an argument more": {
+        "vllm/v1/worker/gpu/block_table.py": FILES["vllm/v1/worker/gpu/block_table.py"].replace(
+            "out_ptrs=None", "out_ptrs=None, layout=None"
+        )
+    },
+    "a v1 constructor with kernel_block_sizes": {
+        "vllm/v1/worker/block_table.py": FILES["vllm/v1/worker/block_table.py"].replace(
+            "block_sizes=None", "block_sizes=None, kernel_block_sizes=None"
+        )
+    },
+    "a broken vllm": {"vllm/v1/worker/gpu/block_table.py": "import no_such_module"},
+}
+SAYS = {
+    "another version": r"version 0\.33\.0; got 0\.34\.0",
+    "an older constructor": r"BlockTables.__init__: expected .*_per_group.* got .*max_model_len",
+    "a method less": "get_dummy_slot_mappings: .* got no such method",
+    "an argument more": "gather_block_tables: .* got .*layout",
+    "a v1 constructor with kernel_block_sizes": "MultiGroupBlockTable.__init__.*kernel_block_size",
+    "a broken vllm": "no_such_module",
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_does_not_fit_is_left_as_it_was_and_named(
+    vllm: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_package(vllm, WRONG[what])
+    with caplog.at_level(logging.INFO, "vllm"):
+        register()
+        register()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "inactive" in record.message
+    assert record.message.endswith(status().reason)
+    assert re.search(SAYS[what], status().reason)
+    assert find_obstacle() == status().reason
+    assert (status().active, status().replaced) == (False, ())
+    if what != "a broken vllm":
+        assert import_module(V2).BlockTables.__module__ == V2
+        assert import_module(V1).MultiGroupBlockTable.__module__ == V1
+
+
+@pytest.mark.parametrize("what", [name for name in WRONG if name != "a broken vllm"])
+def test_strict_insists(vllm: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(vllm, WRONG[what])
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "strict")
+    with pytest.raises(UnsupportedVllmError, match=SAYS[what]):
+        register()
+    assert import_module(V2).BlockTables.__module__ == V2
+
+
+def test_another_distribution_than_the_module_says_is_refused(
+    vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "installed_version", lambda: "0.32.1")
+    assert "got 0.32.1" in find_obstacle()
+
+
+def test_a_local_build_of_the_release_fits(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_package(vllm, {"vllm/__init__.py": '__version__ = "0.33.0+cu129"'})
+    monkeypatch.setattr(plugin, "installed_version", lambda: "0.33.0+cpu")
+    assert find_obstacle() == ""
+    register()
+    assert status().active
+
+
+def test_off_is_off_and_takes_back_what_was_on(
+    vllm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    register()
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "off")
+    with caplog.at_level(logging.INFO, "vllm"):
+        register()
+    assert import_module(V2).BlockTables.__module__ == V2
+    assert [r.levelname for r in caplog.records] == ["INFO"]
+    assert find_obstacle() == status().reason == "FUSED_SLOTS_VLLM=off"
+
+
+def test_a_mode_that_is_none_is_named_and_off(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "yes")
+    register()
+    assert not status().active
+    assert "auto or strict or off; got 'yes'" in status().reason
+
+
+def test_mamba_groups_can_be_turned_to_none(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = import_module("vllm.v1.kv_cache_interface").MambaSpec
+    register()
+    assert spec().uses_slot_mapping
+    monkeypatch.setenv("FUSED_SLOTS_VLLM_MAMBA", "none")
+    register()
+    assert not spec().uses_slot_mapping
+    unregister()
+    assert spec().uses_slot_mapping
+    assert "uses_slot_mapping" not in vars(spec)
+
+
+REFUSED = SIZES | {"cp_size": 2, "cp_interleave": 3}
+
+
+def test_a_configuration_that_we_refuse_gets_vllms_own_tables(
+    vllm: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    register()
+    tables = import_module(V2).BlockTables(**REFUSED)
+    assert type(tables).__module__ == V2
+    assert "stands back for BlockTables: context_parallel.interleave" in caplog.text
+
+
+def test_strict_refuses_such_a_configuration(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "strict")
+    register()
+    with pytest.raises(BlockTableError, match=r"context_parallel\.interleave"):
+        import_module(V2).BlockTables(**REFUSED)
+    unregister()
+    with pytest.raises(BlockTableError, match=r"context_parallel\.interleave"):
+        FusedBlockTables(**REFUSED)
+
+
+def test_a_runner_whose_methods_changed_is_refused(
+    vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = import_module(V2_READER).GPUModelRunner
+    monkeypatch.setattr(runner, "prepare_attn", lambda self, input_batch, layout: None)
+    register()
+    assert "prepare_attn: expected (input_batch)" in status().reason
+    assert import_module(V2).BlockTables.__module__ == V2
+
+
+@pytest.mark.parametrize("first", ["fused_slots", "vllm_ascend", "vllm_ascend, runner unloaded"])
+def test_vllm_ascends_runner_gets_ours_whoever_registers_first(ascend: Path, first: str) -> None:
+    if first == "vllm_ascend":
+        import_module(ASCEND_PATCH)
+    elif first.startswith("vllm_ascend"):
+        import_module(ASCEND)
+    register()
+    import_module(ASCEND_PATCH)
+    runner = import_module(V2_READER)
+    assert runner.BlockTables is FusedAscendBlockTables
+    assert import_module(ASCEND).AscendBlockTables is FusedAscendBlockTables
+    # Its own class derives from this one, and its v1 runner has tables of its own.
+    assert import_module(V2).BlockTables.__module__ == V2
+    assert import_module(V1).MultiGroupBlockTable.__module__ == V1
+    tables = runner.BlockTables(**SIZES)
+    assert tables.slot_mappings.dtype == torch.int32
+    assert run_step(runner.GPUModelRunner)[0] == 1
+
+
+def test_a_vllm_ascend_with_another_constructor_is_left_alone(ascend: Path) -> None:
+    name = "vllm_ascend/worker/v2/block_table.py"
+    text = ASCEND_FILES[name].replace("kernel_block_sizes=None", "block_table_pad=None")
+    write_package(ascend, {name: text})
+    register()
+    assert "AscendBlockTables: expected" in status().reason
+    assert "block_table_pad" in status().reason
+    assert import_module(ASCEND).AscendBlockTables.__module__ == ASCEND
+    assert import_module(V2).BlockTables.__module__ == V2
+
+
+def test_unregister_gives_vllm_ascend_its_runner_back(ascend: Path) -> None:
+    import_module(ASCEND_PATCH)
+    theirs = import_module(ASCEND).AscendBlockTables
+    register()
+    unregister()
+    assert import_module(V2_READER).BlockTables is theirs
+    assert import_module(ASCEND).AscendBlockTables is theirs
+
+
+def test_a_configuration_that_we_refuse_gets_vllm_ascends_own_tables(ascend: Path) -> None:
+    register()
+    assert type(import_module(ASCEND).AscendBlockTables(**REFUSED)).__module__ == ASCEND
+
+
+NO_VLLM = """
+import logging, os, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stdout)
+sys.modules["vllm"] = None
+from fused_slots.vllm import plugin
+plugin.register()
+print(plugin.status().active)
+os.environ["FUSED_SLOTS_VLLM"] = "strict"
+try:
+    plugin.register()
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+
+def test_without_vllm_it_says_so_and_raises_only_when_strict() -> None:
+    output = subprocess.run(
+        [sys.executable, "-c", NO_VLLM], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert output[0].startswith("WARNING:vllm.plugins.fused_slots:")
+    assert output[1] == "False"
+    assert output[-1] in ("ModuleNotFoundError", "ImportError", "UnsupportedVllmError")
+
+
+def test_the_installed_version_is_read_from_the_distribution(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signatures.metadata, "version", lambda name: f"{name} 1.2.3")
+    assert signatures.installed_version() == "vllm 1.2.3"
+
+    def missing(name: str) -> str:
+        raise signatures.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(signatures.metadata, "version", missing)
+    assert signatures.installed_version() == ""
+    with pytest.raises(UnsupportedVllmError, match="got no version"):
+        signatures.check_version("")
