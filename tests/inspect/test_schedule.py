@@ -325,5 +325,26 @@ def test_a_missing_or_damaged_array_is_refused_by_name(saved: Path) -> None:
                 load_schedule(saved)
 
 
+@pytest.mark.parametrize(
+    ("array", "value"),
+    [
+        ("rows", 4),
+        ("append_rows", 4),
+        ("append_blocks", 100),
+        ("edit_blocks", 100),
+        ("edit_columns", 8),
+        ("truth_blocks", 9),
+    ],
+)
+def test_a_stored_value_out_of_range_is_refused_by_array(
+    saved: Path, array: str, value: int
+) -> None:
+    arrays = contents(saved)
+    arrays[array][0] = value
+    write(saved, arrays)
+    with pytest.raises(ScheduleError, match=rf"{array}: expected 0 <= value < {value} at item 0"):
+        load_schedule(saved)
+
+
 def test_schedule_errors_are_block_table_errors() -> None:
     assert issubclass(ScheduleError, BlockTableError)

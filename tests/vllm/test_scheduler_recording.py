@@ -26,16 +26,17 @@ os.environ.update(
     VLLM_USE_V2_MODEL_RUNNER="1",
 )
 
+import numpy as np
 import torch
 
 # Plain buffers in place of pinned ones; must come before the runner is imported.
 import vllm.v1.worker.cpu.shm  # noqa: F401
 from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected, post_update
-from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner, sort_batch_req_ids
 from vllm.v1.worker.gpu.states import RequestState
 
 from fused_slots.inspect.schedule import Append, load_recording
-from fused_slots.vllm.scheduler_loop import SchedulerLoop
+from fused_slots.vllm.scheduler_loop import SchedulerLoop, batch_order
 from fused_slots.vllm.scheduler_recording import find_scenario, record
 from fused_slots.vllm.scheduler_scenarios import SCENARIOS, RecordingError, Scenario
 
@@ -62,6 +63,22 @@ def test_a_scenario_whose_event_does_not_happen_is_not_written(tmp_path: Path) -
     with pytest.raises(RecordingError, match="some preemptions, resumptions"):
         record(roomy, tmp_path / "never_written")
     assert not (tmp_path / "never_written").exists()
+
+
+def test_batch_order_is_that_of_the_real_runner_for_any_mix_of_requests() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        ids = [str(request) for request in random.permutation(12)]
+        output = SimpleNamespace(
+            num_scheduled_tokens={request: int(random.integers(1, 7)) for request in ids},
+            scheduled_spec_decode_tokens={
+                request: [0] * int(random.integers(0, 4)) for request in ids[::2]
+            },
+        )
+        expected = sort_batch_req_ids(
+            output.num_scheduled_tokens, output.scheduled_spec_decode_tokens, 4
+        )
+        assert batch_order(output, decode_query_len=4) == expected
 
 
 def make_runner(scenario: Scenario, appends: list[Append]) -> Any:

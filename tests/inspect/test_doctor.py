@@ -1,0 +1,74 @@
+"""The doctor finds what is wrong on this machine, and in combinations that are known not to work."""
+
+from __future__ import annotations
+
+import pytest
+
+from fused_slots import env
+from fused_slots.backends.cpu import CpuBackend
+from fused_slots.inspect import doctor
+from fused_slots.inspect.doctor import MISSING, diagnose, installed_version, package_problems
+
+HEALTHY = {
+    **dict.fromkeys(doctor.PACKAGES, MISSING),
+    "torch": "2.13.0+cpu",
+    "numpy": "2.3.5",
+    "triton": "3.6.0",
+}
+
+
+def test_this_machine_works_on_the_cpu() -> None:
+    diagnosis = diagnose()
+    assert diagnosis.backends["cpu"] == "works"
+    assert diagnosis.versions["torch"] == installed_version("torch")
+    assert set(diagnosis.environment) == {variable.name for variable in env.VARIABLES}
+
+
+def test_bad_setting_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "perhaps")
+    diagnosis = diagnose()
+    assert diagnosis.environment["FUSED_SLOTS_VLLM"] == "(bad value)"
+    assert any("expected auto or strict or off; got 'perhaps'" in p for p in diagnosis.problems)
+
+
+class _WrongSlot(CpuBackend):
+    def step(self, *args: object) -> None:
+        super().step(*args)  # type: ignore[arg-type]
+        self.slot_mappings[0, 0] += 1
+
+
+def test_backend_that_maps_wrongly_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fused_slots.block_tables.backend_class", lambda _: _WrongSlot)
+    diagnosis = diagnose()
+    assert diagnosis.backends["cpu"] == "WRONG: slot 82, expected 81"
+    assert any(p.startswith("The CPU backend does not work: WRONG") for p in diagnosis.problems)
+
+
+@pytest.mark.parametrize(
+    ("installed", "cuda", "problem"),
+    [
+        ({"triton-ascend": "3.2.0"}, False, "both own the module `triton`"),
+        ({"triton": MISSING}, True, "CUDA device but no triton"),
+        ({"torch-npu": "2.9.0"}, False, "torch-npu but no triton-ascend"),
+        ({"numpy": "2.4.1"}, False, "numpy 2.4.1 breaks the interpreter"),
+        ({"numpy": "3.0rc1"}, False, "numpy 3.0rc1 breaks the interpreter"),
+        ({"vllm": "0.30.0"}, False, "vllm 0.30.0 is installed; the plugin"),
+    ],
+)
+def test_known_bad_combination_is_a_problem(
+    installed: dict[str, str], cuda: bool, problem: str
+) -> None:
+    (found,) = package_problems({**HEALTHY, **installed}, cuda)
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [{}, {"triton": MISSING}, {"vllm": "0.33.0+cpu"}, {"triton": "3.7.0", "numpy": "2.4.0"}],
+)
+def test_good_combination_is_no_problem(installed: dict[str, str]) -> None:
+    assert package_problems({**HEALTHY, **installed}, False) == []
+
+
+def test_absent_package_has_no_version() -> None:
+    assert installed_version("no-package-of-this-name") == MISSING

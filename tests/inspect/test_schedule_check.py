@@ -1,0 +1,73 @@
+"""Each kind of fault in a schedule is a finding that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fused_slots.inspect.schedule import Append, ScheduleStep, list_recordings, load_recording
+from fused_slots.inspect.schedule_check import check_schedule
+from tests.inspect.small_schedules import schedule, with_truth
+
+Spoil = Callable[[list[ScheduleStep]], list[ScheduleStep]]
+
+
+@pytest.mark.parametrize("name", list_recordings())
+def test_recordings_have_no_finding(name: str) -> None:
+    assert list(check_schedule(load_recording(name))) == []
+
+
+def test_small_schedule_has_no_finding() -> None:
+    assert list(check_schedule(schedule())) == []
+
+
+def over_capacity(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    appends = (*steps[2].appends, Append(0, ([12, 13, 14], [], [], []), False))
+    return [*steps[:2], replace(steps[2], appends=appends)]
+
+
+def row_twice(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    return [steps[0], replace(steps[1], idx_mapping=np.array([0, 0], np.int32)), steps[2]]
+
+
+def request_twice(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    return [steps[0], replace(steps[1], request_ids=np.array([1, 1], np.int32)), steps[2]]
+
+
+def other_block(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    return [*steps[:2], with_truth(steps[2], 0, 0, [1, 9])]
+
+
+def fewer_blocks(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    return [*steps[:2], with_truth(steps[2], 1, 0, [0, 3])]
+
+
+def null_written(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    return [*steps[:2], with_truth(steps[2], 1, 0, [0, 3, 0])]
+
+
+def block_of_two_requests(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    first, other = steps[1].appends
+    appends = (first, replace(other, block_ids=([1, 6], *other.block_ids[1:])))
+    spoiled = replace(with_truth(steps[1], 0, 0, [1, 6]), appends=appends)
+    return [steps[0], spoiled]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "finding"),
+    [
+        (over_capacity, "step 2: row 0 of group 0 holds 5 blocks, its capacity is 4"),
+        (row_twice, "step 1: row 0 stands in the batch more than once"),
+        (request_twice, "step 1: request 1 stands in the batch more than once"),
+        (other_block, "step 2: row 0 of group 0, column 1 is block 8, the KV manager says 9"),
+        (fewer_blocks, "step 2: row 0 of group 1 has 3 blocks, the KV manager 2"),
+        (null_written, "step 2: row 0 of group 1 writes column 2, where the KV manager holds no"),
+        (block_of_two_requests, "step 1: block 6 is written by row 2 in group 0 and by row 0"),
+    ],
+)
+def test_fault_is_found(spoil: Spoil, finding: str) -> None:
+    findings = list(check_schedule(schedule(spoil)))
+    assert any(text.startswith(finding) for text in findings), findings
