@@ -50,7 +50,7 @@ lint: $(ENV)
 	$(RUN) -m mypy
 
 bench: $(ENV)
-	.venv/bin/fused-slots bench $(BENCH_ARGS)
+	.venv/bin/fused-slots bench --save bench/results/latest.json $(BENCH_ARGS)
 
 verify-long: $(ENV)
 	$(RUN) bench/verify_long.py

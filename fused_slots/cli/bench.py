@@ -15,6 +15,7 @@ import fused_slots
 from fused_slots.cli.result import Commands, Result, Status, add_command
 from fused_slots.faults import BackendUnavailableError
 
+_SETTINGS = ("python_files=bench_*.py", "python_functions=bench_*", "filterwarnings=")
 FOLDER = Path(fused_slots.__file__).parent.parent / "bench"
 
 
@@ -39,9 +40,10 @@ def run_bench(args: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as scratch:
         save = args.save.resolve() if args.save else Path(scratch) / "bench.json"
         save.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pytest", str(FOLDER), f"--benchmark-json={save}"]
-        command += ["-q", "--benchmark-columns=median,iqr,rounds", "-p", "no:cacheprovider"]
-        command += ["-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
+        command = [sys.executable, "-m", "pytest", str(FOLDER), f"--benchmark-json={save}", "-q"]
+        for setting in _SETTINGS:
+            command += ["-o", setting]
+        command += ["--benchmark-max-time=0.5", "--benchmark-min-rounds=20"]
         if args.select:
             command += ["-k", args.select]
         run = subprocess.run(
@@ -53,7 +55,7 @@ def run_bench(args: argparse.Namespace) -> Result:
     if run.returncode or not rows:
         tail = "\n".join(run.stdout.splitlines()[-30:])
         return Result(Status.FINDING, {**document, "good": False, "output": run.stdout}, tail)
-    lines = [f"{row['name']:<72}{row['median_us']:>12,.1f} us" for row in rows]
+    lines = [_line(row) for row in rows]
     if args.save:
         lines.append(f"All measurements: {args.save}")
     return Result(Status.GOOD, document, "\n".join(lines))
@@ -61,6 +63,18 @@ def run_bench(args: argparse.Namespace) -> Result:
 
 def _medians(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        {"name": entry["name"], "median_us": round(entry["stats"]["median"] * 1e6, 2)}
+        {
+            "name": entry["name"].removeprefix("bench_"),
+            "median_us": round(entry["stats"]["median"] * 1e6, 2),
+            "rounds": entry["stats"]["rounds"],
+            **{key: round(value, 2) for key, value in entry["extra_info"].items()},
+        }
         for entry in document["benchmarks"]
     ]
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = f"{row['name']:<64}{row['median_us']:>12,.1f} us"
+    if "ours_over_peer" in row:
+        text += f"   {row['ours_over_peer']:.2f} x the peer's {row['peer_us']:,.1f} us"
+    return text

@@ -212,7 +212,7 @@ class Film:
         for event, step, _ in self._events:
             if event == "preempted":
                 axes.axvline(step, color="#c1121f", alpha=0.25, linewidth=0.8)
-        axes.set_xlim(0, len(steps) - 1)
+        axes.set_xlim(0, max(len(steps) - 1, 1))
         axes.set_ylim(bottom=0)
         axes.set_xlabel("step")
         axes.set_ylabel("blocks")
