@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong on this machine, and in combinations that are known not to work."""
+"""The doctor finds what is wrong here, and combinations of packages that are known not to work."""
 
 from __future__ import annotations
 
