@@ -111,16 +111,16 @@ class Driver:
         one_call, stale, prefill = self.chance(0.6), self.chance(0.1), self.chance(0.5)
         if stale and self.offers("faults"):
             self.events["read before staged writes are applied"] += 1
-            self._gather(batch, reqs_padded)
-            self._slots(batch, tokens_padded, prefill)
+            self.gather(batch, reqs_padded)
+            self.map_slots(batch, tokens_padded, prefill)
         arguments = self._tensors(batch)
         idx, starts, positions, replay, computed = arguments
         if not (one_call and self.offers("step")):
             self.events["three calls"] += 1
             manager.apply_staged_writes()
             self.check.applied()
-            self._gather(batch, reqs_padded, arguments)
-            slots = self._slots(batch, tokens_padded, prefill, arguments)
+            self.gather(batch, reqs_padded, arguments)
+            slots = self.map_slots(batch, tokens_padded, prefill, arguments)
         else:
             self.events["step"] += 1
             if prefill:
@@ -163,7 +163,7 @@ class Driver:
             None if computed is None else tensor(computed, torch.int32, 1),
         )
 
-    def _gather(
+    def gather(
         self,
         batch: Batch,
         reqs_padded: int,
@@ -176,7 +176,7 @@ class Driver:
         )
         self.check.gathered(batch, reqs_padded, result, out)
 
-    def _slots(
+    def map_slots(
         self,
         batch: Batch,
         tokens_padded: int,
@@ -217,7 +217,7 @@ class Driver:
         row, position = rng.randrange(config.max_num_reqs), rng.randrange(config.max_model_len)
         start = rng.choice((0, rng.randrange(config.max_model_len)))
         batch = Batch([row], [0, 1], [position], [start])
-        slots = self._slots(batch, 1, True)
+        slots = self.map_slots(batch, 1, True)
         for g in range(len(config.groups)):
             told = self.manager.explain(g, row, position, replay_start=start)
             if told.slot != slots[g][0] or str(told.slot) not in str(told):

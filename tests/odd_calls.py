@@ -91,7 +91,7 @@ class OddDriver(Driver):
             )
             for width in self.check.model.widths
         ]
-        self._gather(batch, padded, out=out)
+        self.gather(batch, padded, out=out)
 
     def _slots_into_out(self, batch: Batch) -> None:
         """Into a buffer of another width and dtype, a part of a wider one."""
@@ -105,10 +105,10 @@ class OddDriver(Driver):
         mapped = self.manager.slot_mappings.clone()
         if dtype is torch.int32 and not self._fits_int32():
             self.events["int32 out refused"] += 1
-            self._expect_error(lambda: self._slots(batch, width, False, out=out))
+            self._expect_error(lambda: self.map_slots(batch, width, False, out=out))
             return
         self.events["slots into out"] += 1
-        self._slots(batch, width, False, out=out)
+        self.map_slots(batch, width, False, out=out)
         outside = torch.cat([whole[:, :4], whole[:, 4 + width :]])
         if not bool((outside == SENTINEL).all()):
             raise Mismatch("compute_slot_mappings wrote outside its out")
@@ -215,7 +215,7 @@ class OddDriver(Driver):
             return
         self.check.check_faults()
         digest = self.check.pause_digest()
-        self._slots(over, self.config.capacity, True, arguments)
+        self.map_slots(over, self.config.capacity, True, arguments)
         counted = {fault.code for fault in self.manager.take_faults()}
         if TOKENS_OVER_CAPACITY not in counted:
             raise Mismatch("tokens over the capacity were cut without a fault")
