@@ -12,7 +12,8 @@ ENV := .venv/.installed
 # Their tests run where the folder with its requirements exists.
 EXTRA_TESTS := $(foreach kind,ascend vllm,$(if $(wildcard tests/$(kind)/requirements.txt),test-$(kind)))
 
-.PHONY: help demo test test-main test-wheel test-ascend test-vllm lint bench verify-long clean
+.PHONY: help demo test test-main test-interpreted test-wheel test-ascend test-vllm lint bench \
+	verify-long clean
 
 help:
 	@echo 'make demo         replay a recorded schedule, check every slot, draw the block tables'
@@ -24,10 +25,14 @@ help:
 demo: $(ENV)
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
-test: test-main test-wheel $(EXTRA_TESTS)
+test: test-main test-interpreted test-wheel $(EXTRA_TESTS)
 
 test-main: $(ENV)
 	$(RUN) -m pytest $(PYTEST_ARGS)
+
+# Triton decides at import whether its kernels are compiled or interpreted.
+test-interpreted: $(ENV)
+	TRITON_INTERPRET=1 $(RUN) -m pytest tests/kernels/interpreted $(PYTEST_ARGS)
 
 # The wheel is what users get: it must carry every file it needs and work without the source tree.
 test-wheel: $(ENV)

@@ -18,10 +18,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=20_000,
         help="steps of the simulator on the CPU in all (default 20,000)",
     )
+    parser.addoption(
+        "--interpreted-steps",
+        type=int,
+        default=1_000,
+        help="steps of the simulator through interpreted kernels in all (default 1,000)",
+    )
 
 
 @pytest.fixture(scope="session")
 def simulated_steps(request: pytest.FixtureRequest) -> int:
     """Steps that the simulator shall do in all."""
     steps: int = request.config.getoption("--simulated-steps")
+    return steps
+
+
+@pytest.fixture(scope="session")
+def interpreted_steps(request: pytest.FixtureRequest) -> int:
+    """Steps that the simulator shall do through interpreted kernels in all."""
+    steps: int = request.config.getoption("--interpreted-steps")
     return steps

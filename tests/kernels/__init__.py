@@ -1,0 +1,1 @@
+"""Tests of the Triton kernels on a machine without a GPU."""

@@ -1,0 +1,1 @@
+"""Tests that run kernels in Triton's interpreter: `make test-interpreted`."""

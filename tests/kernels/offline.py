@@ -1,0 +1,138 @@
+"""Kernels compiled to machine code for a GPU that this machine does not have."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fused_slots import AscendBlockTables, block_tables
+from fused_slots.backends.launch import (
+    FixedArguments,
+    Launch,
+    Launcher,
+    Variant,
+    kernel_source,
+)
+from fused_slots.backends.triton_backend import TritonBackend
+from fused_slots.staging import StagedWrites
+
+TARGETS = {"sm_80": 80, "sm_90": 90}
+"""Compute capabilities that kernels are compiled for."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One compiled variant: its PTX, and what the assembler says of its machine code."""
+
+    ptx: str
+    registers: int
+    spilled_bytes: int
+    """Bytes of local memory that a thread uses."""
+    shared_bytes: int
+    code_bytes: int
+
+
+class OfflineLauncher(Launcher):
+    """Compiles what it is asked to bind and keeps the result; it cannot launch.
+
+    Args:
+        capability: of the GPU to compile for, such as 90.
+    """
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self.machines: dict[Variant, Machine] = {}
+
+    @property
+    def compiled(self) -> int:
+        return len(self.machines)
+
+    def bind(
+        self,
+        kernel: Any,
+        variant: Variant,
+        num_groups: int,
+        changing_types: Sequence[str],
+        fixed: FixedArguments,
+    ) -> Launch:
+        import triton
+        from triton.backends.compiler import GPUTarget
+
+        compiled = triton.compile(
+            kernel_source(kernel, variant, changing_types, fixed),
+            target=GPUTarget("cuda", self.capability, 32),
+            options={"num_warps": variant.num_warps},
+        )
+        self.machines[variant] = Machine(
+            compiled.asm["ptx"],
+            *resource_usage(compiled.asm["cubin"]),
+            compiled.metadata.shared,
+            len(compiled.asm["cubin"]),
+        )
+
+        def launch(*_: object) -> None:
+            raise RuntimeError("an offline launcher compiles only")
+
+        return launch
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of each thread, as cuobjdump reads them."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        report = subprocess.run(
+            [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    found = re.findall(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", report)
+    if len(found) != 1:
+        raise RuntimeError(f"cuobjdump names {len(found)} kernels:\n{report}")
+    registers, stack, local = map(int, found[0])
+    return registers, stack + local
+
+
+def offline_backend(make: Any) -> type[TritonBackend]:
+    """A backend in host memory whose launcher `make()` builds."""
+
+    class OfflineBackend(TritonBackend):
+        name = "offline"
+        reads_tensors_on_host = False
+
+        def make_launcher(self) -> Launcher:
+            launcher: Launcher = make()
+            return launcher
+
+        def upload(self, writes: StagedWrites) -> torch.Tensor:
+            return self._no_packet
+
+        def uploaded_packet_used(self) -> None:
+            pass
+
+        def synchronize(self) -> None:
+            pass
+
+        def refuse_capture(self, operation: str) -> None:
+            pass
+
+    return OfflineBackend
+
+
+def make_offline(make_launcher: Any, groups: Sequence[Any], **settings: Any) -> AscendBlockTables:
+    """A manager whose backend binds variants with `make_launcher()`'s launcher."""
+    backend = offline_backend(make_launcher)
+    sizes = {"max_num_reqs": 8, "max_num_batched_tokens": 64}
+    with mock.patch.object(block_tables, "backend_class", return_value=backend):
+        return AscendBlockTables.from_groups(groups, **{**sizes, **settings})
