@@ -28,11 +28,17 @@ SLOTS = 8
 CHUNK = 1024
 """Columns of a gathering or writing program."""
 
-COLUMNS = 128
+COLUMNS = 64
 """Columns that it copies at a time."""
 
 RECORDS = 8
 """Staged records of a writing program."""
+
+MAP_WARPS = 8
+"""Warps of a program of the mapping kernels on CUDA."""
+
+STEP_WARPS = 8
+"""Warps of a program of the step kernel on CUDA."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +77,14 @@ class TokenPlan:
         by_request: the base case, tiles of each request, instead of tiles of consecutive tokens.
         num_tiles: programs that map tokens (tiles of a request if `by_request`).
         num_pad: programs that write PAD behind the last token.
-        search_steps: steps of the search for a token's request.
+        query_len: the length all queries have if they are equally long.
+        search_steps: steps of the search for a token's request where they are not.
     """
 
     by_request: bool
     num_tiles: int
     num_pad: int
+    query_len: int
     search_steps: int
 
 
@@ -96,7 +104,10 @@ def plan_tokens(num_reqs: int, num_tokens: int, capacity: int, by_request: bool)
         num_tiles = max(ceil_div(min(num_tokens, capacity), TILE), 1)
         tail = max(capacity - num_tiles * TILE, 0)
     num_pad = min(max(ceil_div(tail, PAD_TILE), 1), MAX_PAD_PROGRAMS)
-    return TokenPlan(by_request, num_tiles, num_pad, max(num_reqs - 1, 0).bit_length())
+    query_len = max(num_tokens // max(num_reqs, 1), 1)
+    # Each step narrows num_reqs entries to an eighth.
+    search_steps = ceil_div(max(num_reqs - 1, 0).bit_length(), 3)
+    return TokenPlan(by_request, num_tiles, num_pad, query_len, search_steps)
 
 
 def reason(tokens: TokenPlan) -> str:

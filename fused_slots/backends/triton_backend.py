@@ -139,7 +139,7 @@ class TritonBackend(Backend):
         numbers = [out.stride(0), capacity, num_reqs, positions.shape[0]]
         numbers += [tokens.num_tiles, tokens.num_pad]
         if not tokens.by_request:
-            numbers.append(tokens.search_steps)
+            numbers += [tokens.query_len, tokens.search_steps]
         starts = self._no_packet if replay_start is None else replay_start
         tensors = (out, idx_mapping, query_start_loc, positions, starts)
         self._bound(variant)(programs, tensors, numbers)
@@ -148,7 +148,7 @@ class TritonBackend(Backend):
         num_tokens, capacity = rows.shape[0], out.shape[1]
         tokens = plan.plan_tokens(0, num_tokens, capacity, by_request=False)
         variant = self._slots_variant(rows.dtype, out.dtype, replay=False, flat=True)
-        numbers = (out.stride(0), capacity, 0, num_tokens, tokens.num_tiles, tokens.num_pad, 0)
+        numbers = (out.stride(0), capacity, 0, num_tokens, tokens.num_tiles, tokens.num_pad, 1, 0)
         tensors = (out, rows, self._no_packet, positions, self._no_packet)
         self._bound(variant)(tokens.num_tiles + tokens.num_pad, tensors, numbers)
 
@@ -227,7 +227,7 @@ class TritonBackend(Backend):
             num_slots = max(num_reqs_padded, self._dirty_rows)
             self._dirty_rows = num_reqs
         num_gather = plan.gather_programs(num_slots, max_chunks)
-        tokens = TokenPlan(False, 0, 0, 0)
+        tokens = TokenPlan(False, 0, 0, 1, 0)
         if query_start_loc is not None:
             capacity = layout.max_num_batched_tokens
             tokens = plan.plan_tokens(num_reqs, num_tokens_padded, capacity, by_request=False)
@@ -266,6 +266,7 @@ class TritonBackend(Backend):
             num_gather,
             tokens.num_tiles,
             tokens.num_pad,
+            tokens.query_len,
             tokens.search_steps,
         )
         programs = num_gather + tokens.num_tiles + tokens.num_pad + num_write
@@ -297,7 +298,7 @@ class TritonBackend(Backend):
             index_dtype,
             slot_dtype,
             (*sizes, *([] if by_request else [("FLAT", flat)]), *self._flags(replay)),
-            num_warps=4,
+            num_warps=plan.MAP_WARPS,
         )
 
     def _step_variant(
@@ -313,7 +314,7 @@ class TritonBackend(Backend):
         )
         flags = self._flags(replay)
         constants = (*sizes, *flags[:-1], ("WHOLE", whole), flags[-1])
-        return Variant("step_kernel", index_dtype, slot_dtype, constants, num_warps=4)
+        return Variant("step_kernel", index_dtype, slot_dtype, constants, plan.STEP_WARPS)
 
     def _flags(self, replay: bool) -> list[tuple[str, bool]]:
         return [
@@ -348,7 +349,7 @@ class TritonBackend(Backend):
             kernel = step.step_kernel
             whole = dict(variant.constants)["WHOLE"]
             types = [slot, "*i64" if whole else "*i32", index, "*i32", "*i64", *["*i32"] * 3]
-            types += ["i64", *["i32"] * 12]
+            types += ["i64", *["i32"] * 13]
             tables: tuple[torch.Tensor, ...] = (
                 self._descriptor,
                 self.arena,
@@ -360,7 +361,7 @@ class TritonBackend(Backend):
         else:
             kernel = getattr(slot_mapping, variant.kernel)
             types = [slot, index, "*i32", "*i64", "*i32"]
-            types += ["i64", *["i32"] * (5 if variant.kernel == "slots_by_request" else 6)]
+            types += ["i64", *["i32"] * (5 if variant.kernel == "slots_by_request" else 7)]
             tables = (self._descriptor, self.arena, self.num_columns)
         fixed = FixedArguments((*tables, self._faults, self._details), numbers)
         return self.launcher.bind(kernel, variant, layout.num_groups, types, fixed)

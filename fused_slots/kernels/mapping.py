@@ -80,6 +80,7 @@ def wanted_tokens(
 
 @triton.jit
 def locate(
+    place,
     position,
     column_size,
     column_shift,
@@ -94,11 +95,16 @@ def locate(
     interleave_shift,
     POW2: tl.constexpr,
     SHARDED: tl.constexpr,
+    RING: tl.constexpr,
 ):
-    """Column, offset in it, and whether this rank owns the token, for position >= 0."""
+    """Column, offset in it, and whether this rank owns the token.
+
+    `place` is the position clamped to [0, 2^31 - 1]. What repeats with the position (its owner,
+    its place in a ring) comes from the position itself, however large.
+    """
     if SHARDED:
-        block = quotient(position, virtual_size, virtual_shift, POW2)
-        within_block = position - block * virtual_size
+        block = quotient(place, virtual_size, virtual_shift, POW2)
+        within_block = remainder(position, virtual_size, POW2)
         run = quotient(within_block, interleave, interleave_shift, POW2)
         stripe = quotient(run, shards, shards_shift, POW2)
         mine = (run - stripe * shards) == rank
@@ -107,10 +113,14 @@ def locate(
         offset = local - block_column * column_size
         column = block * columns_per_block + block_column
     else:
-        column = quotient(position, column_size, column_shift, POW2)
-        offset = position - column * column_size
-        mine = position >= 0
-    return tl.where(kind == KIND_RING, 0, column), offset, mine
+        column = quotient(place, column_size, column_shift, POW2)
+        offset = place - column * column_size
+        mine = place >= 0
+    if RING:
+        ring_offset = remainder(position, column_size, POW2)
+        offset = tl.where(kind == KIND_RING, ring_offset, offset)
+        column = tl.where(kind == KIND_RING, 0, column)
+    return column, offset, mine
 
 
 @triton.jit

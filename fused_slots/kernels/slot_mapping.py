@@ -41,34 +41,38 @@ from fused_slots.kernels.mapping import (
     clamp_row,
     count_faults,
     locate,
-    remainder,
     slot_of,
     wanted_tokens,
 )
 
 
 @triton.jit
-def find_request(token, query_start_loc_ptr, num_reqs, num_tokens, search_steps, live):
-    """The batch entry of each token: the last b with query_start_loc[b] <= token.
+def find_request(token, guess, query_start_loc_ptr, num_reqs, search_steps, live):
+    """The batch entry of each token (the last b with query_start_loc[b] <= token), if it is not
+    the one guessed.
 
-    Where all queries are equally long the entry is token // length, which one look confirms;
-    lanes that it does not confirm search, the others issue no load.
+    The guess from the sizes alone is right where all queries are equally long, and two loads
+    confirm it. Lanes that it does not confirm search; the others issue no load. Each step of the
+    search narrows the range to an eighth, so that its loads wait for memory together.
+
+    Returns:
+        The entry, and whether it was searched for.
     """
-    length = tl.maximum(num_tokens // tl.maximum(num_reqs, 1), 1)
-    guess = tl.minimum(token // length, num_reqs - 1)
-    begin = tl.load(query_start_loc_ptr + guess, mask=live, other=0)
-    end = tl.load(query_start_loc_ptr + guess + 1, mask=live, other=0)
-    confirmed = (begin <= token) & (token < end)
-    low = tl.where(confirmed, guess, 0)
-    high = tl.where(confirmed, guess, num_reqs - 1)
-    for _ in range(search_steps):
-        middle = (low + high) // 2
-        searching = live & (low < high)
-        next_begin = tl.load(query_start_loc_ptr + middle + 1, mask=searching, other=0)
-        right = searching & (next_begin <= token)
-        low = tl.where(right, middle + 1, low)
-        high = tl.where(searching & (next_begin > token), middle, high)
-    return low
+    exists = guess >= 0
+    begin = tl.load(query_start_loc_ptr + guess, mask=exists, other=0)
+    end = tl.load(query_start_loc_ptr + guess + 1, mask=exists, other=0)
+    searching = live & ((token < begin) | (token >= end))
+    entry = tl.where(searching, 0, guess)
+    for step in range(search_steps):
+        stride = 1 << (3 * (search_steps - 1 - step))
+        passed = entry * 0
+        for eighth in tl.static_range(1, 8):
+            probe = entry + eighth * stride
+            inside = searching & (probe < num_reqs)
+            first = tl.load(query_start_loc_ptr + probe, mask=inside, other=0)
+            passed += (inside & (first <= token)).to(tl.int32)
+        entry += passed * stride
+    return entry, searching
 
 
 @triton.jit
@@ -144,6 +148,7 @@ def map_tile(
     )
     column, offset, mine = locate(
         tl.maximum(place, 0),
+        tl.maximum(position, 0),
         column_size,
         tl.load(group + COLUMN_SHIFT),
         tl.load(group + VIRTUAL_SIZE),
@@ -157,11 +162,8 @@ def map_tile(
         interleave_shift,
         POW2,
         SHARDED,
+        RING,
     )
-    if RING:
-        # A ring has no end, so its offset comes from the position itself, however large.
-        ring_offset = remainder(position, column_size, POW2)
-        offset = tl.where(kind == KIND_RING, ring_offset, offset)
     wanted = wanted & mine
     safe_row = tl.where(wanted, row, 0)
     filled = tl.load(num_columns_ptr + g * max_num_reqs + safe_row, mask=wanted, other=0)
@@ -201,6 +203,212 @@ def map_tile(
 
 
 @triton.jit
+def map_token_tile(
+    tile,
+    num_tokens,
+    group_slots_ptr,
+    idx_mapping_ptr,
+    query_start_loc_ptr,
+    positions_ptr,
+    replay_start_ptr,
+    capacity,
+    num_reqs,
+    query_len,
+    search_steps,
+    g,
+    num_groups,
+    descriptor_ptr,
+    arena_ptr,
+    num_columns_ptr,
+    faults_ptr,
+    details_ptr,
+    max_num_reqs,
+    interleave,
+    interleave_shift,
+    replay_window,
+    packet_ptr,
+    num_written_rows,
+    TILE: tl.constexpr,
+    FLAT: tl.constexpr,
+    POW2: tl.constexpr,
+    SHARDED: tl.constexpr,
+    RING: tl.constexpr,
+    REPLAY: tl.constexpr,
+    STAGED: tl.constexpr,
+    CHECKED: tl.constexpr,
+):
+    """Map tokens [tile·TILE, (tile + 1)·TILE) of one group, whichever requests they belong to.
+
+    The loads behind the guessed request do not wait for the number of tokens.
+    """
+    token = tile * TILE + tl.arange(0, TILE)
+    live = token < num_tokens
+    start = token * 0
+    if FLAT:
+        index = tl.load(idx_mapping_ptr + token, mask=live, other=-1)
+    else:
+        guess = tl.minimum(token // query_len, num_reqs - 1)
+        index = tl.load(idx_mapping_ptr + guess, mask=guess >= 0, other=-1)
+        entry, searched = find_request(
+            token, guess, query_start_loc_ptr, num_reqs, search_steps, live
+        )
+        found = tl.load(idx_mapping_ptr + entry, mask=searched, other=-1)
+        index = tl.where(searched, found, index)
+        if REPLAY:
+            start = tl.load(replay_start_ptr + entry, mask=live, other=0)
+    position = tl.load(positions_ptr + token, mask=live, other=-1)
+    slots = map_tile(
+        live,
+        index,
+        token,
+        position,
+        start,
+        g,
+        num_groups,
+        descriptor_ptr,
+        arena_ptr,
+        num_columns_ptr,
+        faults_ptr,
+        details_ptr,
+        max_num_reqs,
+        interleave,
+        interleave_shift,
+        replay_window,
+        packet_ptr,
+        num_written_rows,
+        group_slots_ptr.dtype.element_ty,
+        POW2,
+        SHARDED,
+        RING,
+        REPLAY,
+        STAGED,
+        CHECKED,
+    )
+    tl.store(group_slots_ptr + token, slots, mask=token < capacity)
+
+
+@triton.jit
+def map_or_pad(
+    x,
+    num_tiles,
+    num_pad,
+    given,
+    num_tokens,
+    group_slots_ptr,
+    idx_mapping_ptr,
+    query_start_loc_ptr,
+    positions_ptr,
+    replay_start_ptr,
+    capacity,
+    num_reqs,
+    query_len,
+    search_steps,
+    g,
+    num_groups,
+    descriptor_ptr,
+    arena_ptr,
+    num_columns_ptr,
+    faults_ptr,
+    details_ptr,
+    max_num_reqs,
+    interleave,
+    interleave_shift,
+    replay_window,
+    packet_ptr,
+    num_written_rows,
+    TILE: tl.constexpr,
+    PAD_TILE: tl.constexpr,
+    FLAT: tl.constexpr,
+    POW2: tl.constexpr,
+    SHARDED: tl.constexpr,
+    RING: tl.constexpr,
+    REPLAY: tl.constexpr,
+    STAGED: tl.constexpr,
+    CHECKED: tl.constexpr,
+):
+    """Program x of a group's token tiles and padding.
+
+    Its own tile comes first and by itself: a loop over tiles would hold its loads back until the
+    number of tokens has arrived. More tiles follow only when more tokens come than were planned.
+    """
+    if x < num_tiles:
+        map_token_tile(
+            x,
+            num_tokens,
+            group_slots_ptr,
+            idx_mapping_ptr,
+            query_start_loc_ptr,
+            positions_ptr,
+            replay_start_ptr,
+            capacity,
+            num_reqs,
+            query_len,
+            search_steps,
+            g,
+            num_groups,
+            descriptor_ptr,
+            arena_ptr,
+            num_columns_ptr,
+            faults_ptr,
+            details_ptr,
+            max_num_reqs,
+            interleave,
+            interleave_shift,
+            replay_window,
+            packet_ptr,
+            num_written_rows,
+            TILE,
+            FLAT,
+            POW2,
+            SHARDED,
+            RING,
+            REPLAY,
+            STAGED,
+            CHECKED,
+        )
+        for tile in range(x + num_tiles, tl.cdiv(num_tokens, TILE), num_tiles):
+            map_token_tile(
+                tile,
+                num_tokens,
+                group_slots_ptr,
+                idx_mapping_ptr,
+                query_start_loc_ptr,
+                positions_ptr,
+                replay_start_ptr,
+                capacity,
+                num_reqs,
+                query_len,
+                search_steps,
+                g,
+                num_groups,
+                descriptor_ptr,
+                arena_ptr,
+                num_columns_ptr,
+                faults_ptr,
+                details_ptr,
+                max_num_reqs,
+                interleave,
+                interleave_shift,
+                replay_window,
+                packet_ptr,
+                num_written_rows,
+                TILE,
+                FLAT,
+                POW2,
+                SHARDED,
+                RING,
+                REPLAY,
+                STAGED,
+                CHECKED,
+            )
+        if x == 0:
+            count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
+    else:
+        begin = tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) * TILE
+        pad_tail(group_slots_ptr, begin, capacity, x - num_tiles, num_pad, PAD_TILE)
+
+
+@triton.jit
 def pad_tail(slots_ptr, begin, capacity, program, num_programs, PAD_TILE: tl.constexpr):
     """Write PAD to [begin, capacity), dealt to num_programs programs."""
     lanes = tl.arange(0, PAD_TILE)
@@ -231,6 +439,7 @@ def slots_by_token(
     num_positions,
     num_tiles,
     num_pad,
+    query_len,
     search_steps,
     descriptor_ptr,  # int32 [G, DESCRIPTOR_WIDTH]
     arena_ptr,  # int32, all groups' tables
@@ -255,56 +464,44 @@ def slots_by_token(
     x = tl.program_id(1)
     given = num_positions if FLAT else tl.load(query_start_loc_ptr + num_reqs)
     num_tokens = tl.maximum(tl.minimum(given, tl.minimum(capacity, num_positions)), 0)
-    group_slots_ptr = slots_ptr + g.to(tl.int64) * slots_stride
-    num_tiles_used = tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles)
-    if x >= num_tiles:
-        begin = num_tiles_used * TILE
-        pad_tail(group_slots_ptr, begin, capacity, x - num_tiles, num_pad, PAD_TILE)
-    else:
-        if x == 0:
-            count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
-        for tile in range(x, num_tiles_used, num_tiles):
-            token = tile * TILE + tl.arange(0, TILE)
-            live = token < num_tokens
-            position = tl.load(positions_ptr + token, mask=live, other=-1)
-            if FLAT:
-                entry = token
-            else:
-                entry = find_request(
-                    token, query_start_loc_ptr, num_reqs, num_tokens, search_steps, live
-                )
-            index = tl.load(idx_mapping_ptr + entry, mask=live, other=-1)
-            start = 0
-            if REPLAY:
-                start = tl.load(replay_start_ptr + entry, mask=live, other=0)
-            slots = map_tile(
-                live,
-                index,
-                token,
-                position,
-                start,
-                g,
-                num_groups,
-                descriptor_ptr,
-                arena_ptr,
-                num_columns_ptr,
-                faults_ptr,
-                details_ptr,
-                max_num_reqs,
-                interleave,
-                interleave_shift,
-                replay_window,
-                descriptor_ptr,
-                0,
-                slots_ptr.dtype.element_ty,
-                POW2,
-                SHARDED,
-                RING,
-                REPLAY,
-                False,
-                CHECKED,
-            )
-            tl.store(group_slots_ptr + token, slots, mask=token < capacity)
+    map_or_pad(
+        x,
+        num_tiles,
+        num_pad,
+        given,
+        num_tokens,
+        slots_ptr + g.to(tl.int64) * slots_stride,
+        idx_mapping_ptr,
+        query_start_loc_ptr,
+        positions_ptr,
+        replay_start_ptr,
+        capacity,
+        num_reqs,
+        query_len,
+        search_steps,
+        g,
+        num_groups,
+        descriptor_ptr,
+        arena_ptr,
+        num_columns_ptr,
+        faults_ptr,
+        details_ptr,
+        max_num_reqs,
+        interleave,
+        interleave_shift,
+        replay_window,
+        descriptor_ptr,
+        0,
+        TILE,
+        PAD_TILE,
+        FLAT,
+        POW2,
+        SHARDED,
+        RING,
+        REPLAY,
+        False,
+        CHECKED,
+    )
 
 
 @triton.jit

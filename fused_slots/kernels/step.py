@@ -36,13 +36,7 @@ from fused_slots.kernels.mapping import (
     count_faults,
     quotient,
 )
-from fused_slots.kernels.slot_mapping import (
-    count_cut_tokens,
-    find_request,
-    map_tile,
-    pad_tail,
-    staged_record,
-)
+from fused_slots.kernels.slot_mapping import map_or_pad, staged_record
 
 
 @triton.jit
@@ -230,6 +224,7 @@ def step_kernel(
     num_gather,
     num_tiles,
     num_pad,
+    query_len,
     search_steps,
     descriptor_ptr,  # int32 [G, DESCRIPTOR_WIDTH]
     arena_ptr,  # int32, all groups' tables
@@ -259,8 +254,7 @@ def step_kernel(
 ):
     g = tl.program_id(0)
     x = tl.program_id(1)
-    first_pad = num_gather + num_tiles
-    first_writer = first_pad + num_pad
+    first_writer = num_gather + num_tiles + num_pad
     if x < num_gather:
         group = descriptor_ptr + g * DESCRIPTOR_WIDTH
         if WHOLE:
@@ -306,53 +300,44 @@ def step_kernel(
     elif x < first_writer:
         given = tl.load(query_start_loc_ptr + num_reqs)
         num_tokens = tl.maximum(tl.minimum(given, tl.minimum(capacity, num_positions)), 0)
-        group_slots_ptr = slots_ptr + g.to(tl.int64) * slots_stride
-        num_tiles_used = tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles)
-        if x >= first_pad:
-            begin = num_tiles_used * TILE
-            pad_tail(group_slots_ptr, begin, capacity, x - first_pad, num_pad, PAD_TILE)
-        else:
-            if x == num_gather:
-                count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
-            for tile in range(x - num_gather, num_tiles_used, num_tiles):
-                token = tile * TILE + tl.arange(0, TILE)
-                live = token < num_tokens
-                position = tl.load(positions_ptr + token, mask=live, other=-1)
-                entry = find_request(
-                    token, query_start_loc_ptr, num_reqs, num_tokens, search_steps, live
-                )
-                index = tl.load(idx_mapping_ptr + entry, mask=live, other=-1)
-                start = 0
-                if REPLAY:
-                    start = tl.load(replay_start_ptr + entry, mask=live, other=0)
-                slots = map_tile(
-                    live,
-                    index,
-                    token,
-                    position,
-                    start,
-                    g,
-                    num_groups,
-                    descriptor_ptr,
-                    arena_ptr,
-                    num_columns_ptr,
-                    faults_ptr,
-                    details_ptr,
-                    max_num_reqs,
-                    interleave,
-                    interleave_shift,
-                    replay_window,
-                    packet_ptr,
-                    num_written_rows,
-                    slots_ptr.dtype.element_ty,
-                    POW2,
-                    SHARDED,
-                    RING,
-                    REPLAY,
-                    True,
-                    CHECKED,
-                )
-                tl.store(group_slots_ptr + token, slots, mask=token < capacity)
+        map_or_pad(
+            x - num_gather,
+            num_tiles,
+            num_pad,
+            given,
+            num_tokens,
+            slots_ptr + g.to(tl.int64) * slots_stride,
+            idx_mapping_ptr,
+            query_start_loc_ptr,
+            positions_ptr,
+            replay_start_ptr,
+            capacity,
+            num_reqs,
+            query_len,
+            search_steps,
+            g,
+            num_groups,
+            descriptor_ptr,
+            arena_ptr,
+            num_columns_ptr,
+            faults_ptr,
+            details_ptr,
+            max_num_reqs,
+            interleave,
+            interleave_shift,
+            replay_window,
+            packet_ptr,
+            num_written_rows,
+            TILE,
+            PAD_TILE,
+            False,
+            POW2,
+            SHARDED,
+            RING,
+            REPLAY,
+            True,
+            CHECKED,
+        )
     else:
         write_chunk(
             descriptor_ptr,

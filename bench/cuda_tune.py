@@ -1,0 +1,103 @@
+"""Try the plan's constants on the measured workloads: python -m bench.cuda_tune (on a GPU).
+
+Prints device time per choice, so that plan.py's constants are chosen by measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from bench.cuda_timing import device_time
+from fused_slots import AscendBlockTables, plan
+from tests.workloads import MEASURED, StepTensors, Workload, workload
+
+MAPPING = {"TILE": (128, 256, 512, 1024), "MAP_WARPS": (2, 4, 8)}
+STEP = {"SLOTS": (4, 8, 16), "COLUMNS": (64, 128, 256), "STEP_WARPS": (4, 8)}
+
+
+@contextmanager
+def constants(**values: int) -> Iterator[None]:
+    """plan.py with other constants."""
+    before = {name: getattr(plan, name) for name in values}
+    for name, value in values.items():
+        setattr(plan, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(plan, name, value)
+
+
+def filled_tables(load: Workload) -> AscendBlockTables:
+    tables = load.make_tables("cuda")
+    for row, ids, overwrite in load.appends:
+        tables.append_block_ids(row, ids, overwrite=overwrite)
+    tables.apply_staged_writes()
+    return tables
+
+
+def permuted(load: Workload, seed: int) -> StepTensors:
+    """The step with its requests in another order, among requests of one length."""
+    arrays = load.tensors("cuda")
+    lens = torch.from_numpy(load.query_start_loc).diff()
+    ones = torch.nonzero(lens == lens.min()).flatten()
+    order = torch.arange(len(lens))
+    order[ones] = ones[torch.randperm(len(ones), generator=torch.Generator().manual_seed(seed))]
+    starts = torch.from_numpy(load.query_start_loc)[:-1].long()
+    tokens = torch.cat([torch.arange(int(lens[b])) + int(starts[b]) for b in order.tolist()])
+    return arrays._replace(
+        idx_mapping=arrays.idx_mapping[order.cuda()], positions=arrays.positions[tokens.cuda()]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--what", choices=("mapping", "step", "both"), default="both")
+    options = parser.parse_args()
+    rows = []
+    for name in MEASURED:
+        load = workload(name)
+        num_tokens = load.num_tokens
+        sets = [permuted(load, seed) for seed in range(4)]
+        if options.what != "step":
+            for values in choices(MAPPING):
+                with constants(**values):
+                    tables = filled_tables(load)
+                    map_slots = partial(tables.compute_slot_mappings, num_tokens_padded=num_tokens)
+                    calls = [partial(map_slots, *arrays[:3]) for arrays in sets]
+                    rows.append(["slots", name, values, device_time(calls).median])
+        if options.what != "mapping":
+            for values in choices(STEP):
+                with constants(**values):
+                    tables = filled_tables(load)
+                    steady = [lambda s=sets[0]: tables.step(*s[:3], num_tokens_padded=num_tokens)]
+                    rows.append(["steady", name, values, device_time(steady).median])
+                    whole = [
+                        lambda s=s: tables.step(*s[:3], num_tokens_padded=num_tokens) for s in sets
+                    ]
+                    rows.append(["whole", name, values, device_time(whole).median])
+        for what in ("slots", "steady", "whole"):
+            mine = sorted((row for row in rows if row[:2] == [what, name]), key=lambda row: row[3])
+            if mine:
+                best = ", ".join(f"{'/'.join(map(str, r[2].values()))} {r[3]:.2f}" for r in mine)
+                print(f"{name:22s} {what:7s} {best}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows))
+
+
+def choices(options: dict[str, tuple[int, ...]]) -> Iterator[dict[str, int]]:
+    for values in itertools.product(*options.values()):
+        yield dict(zip(options, values, strict=True))
+
+
+if __name__ == "__main__":
+    main()
