@@ -136,6 +136,9 @@ def gather_chunk(
         # After a dummy run the extents name whole chunks, also in rows that end earlier.
         low = tl.where(live, low, CHUNK)
         high = tl.where(live, tl.minimum(high, gathered_width - chunk_begin), 0)
+        # Every warp has loaded the old state, one of them stores the new: without the barrier a
+        # late warp would read the new one and copy nothing.
+        tl.debug_barrier()
         tl.store(state_rows_ptr + state, key, mask=live)
         tl.store(state_extents_ptr + 2 * state, extent, mask=live)
         tl.store(state_extents_ptr + 2 * state + 1, null_extent, mask=live)
