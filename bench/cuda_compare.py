@@ -29,6 +29,9 @@ from bench.cuda_tune import filled_tables, permuted
 from fused_slots import AscendBlockTables
 from tests.workloads import MEASURED, StepTensors, Workload, workload
 
+STEPS = 330
+"""Steps of a schedule, more than any measurement takes."""
+
 SWEPT = ("decode 256x6", "decode 64x12")
 """Workloads measured at several contexts."""
 
@@ -102,17 +105,19 @@ def empty_grid(tables: AscendBlockTables, num_reqs: int, num_tokens: int) -> Tim
 
 def next_step_of(load: Workload, side: Any, through: Callable[[StepTensors, int], Any]) -> Any:
     """A function that takes a workload's next step: appends, staged writes, tables, slots."""
+    side.stage(load)
+    side.tables.apply_staged_writes()
     arrays = load.tensors("cuda")
     num_tokens = load.num_tokens
     schedule = []
-    for _ in range(40):
+    for _ in range(STEPS):
         load.next_step()
         schedule.append(list(load.appends))
     place = 0
 
     def step() -> None:
         nonlocal place
-        for row, ids, overwrite in schedule[place % len(schedule)]:
+        for row, ids, overwrite in schedule[place]:
             side.tables.append_block_ids(row, ids, overwrite=overwrite)
         place += 1
         through(arrays, num_tokens)
