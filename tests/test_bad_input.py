@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import UserList
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -1060,9 +1061,11 @@ def test_nothing_padded_beyond_nothing(tables: AscendBlockTables) -> None:
         [[np.int64(8), 9], (8,)],
         [range(8, 10), array("q", [8])],
         (array("i", [8, 9]), range(8, 9)),
-        np.array([[8, 9], [8, 9]])[:, :2].tolist(),
+        np.array([[8, 9], [8, 9]])[:, :1].repeat(2, axis=1) + np.arange(2),
+        [UserList([8, 9]), [8]],
+        UserList([[8, 9], [8]]),
     ],
-    ids=["int32 array", "uint64 array", "mixed", "range", "array", "nested list"],
+    ids=["int32", "uint64", "mixed", "range", "array", "2-d array", "user list", "list of lists"],
 )
 def test_ids_in_every_kind_of_list(make_tables: MakeTables, ids: Any) -> None:
     tables = make_tables(GROUPS)

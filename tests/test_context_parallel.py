@@ -17,7 +17,8 @@ import pytest
 
 from fused_slots import ContextParallel, KVCacheGroup
 from fused_slots.reference import slot_mappings
-from tests.backends_under_test import MakeTables, slots
+from tests.backends_under_test import MakeTables
+from tests.backends_under_test import slots as slots_of
 
 ROOT = Path(__file__).parent.parent
 
@@ -214,7 +215,7 @@ def test_every_size_within_one_process(size: int) -> None:
             )
             starts, positions = batch["query_start_loc"], batch["positions"]
             requests = [(row, positions[starts[row] : starts[row + 1]]) for row in range(2)]
-            slots_of_ranks.append(slots(tables, requests))
+            slots_of_ranks.append(slots_of(tables, requests))
             tables.check_integrity()
         for token in range(len(batch["positions"])):
             owners = [of_rank[SHARDED][token] for of_rank in slots_of_ranks]

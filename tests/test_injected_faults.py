@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,13 @@ def test_interpreter_without_triton_is_unavailable() -> None:
     out = run_without("triton", script, FUSED_SLOTS_BACKEND="interpreter", TRITON_INTERPRET="1")
     assert out.startswith("BackendUnavailableError | ")
     assert "fused-slots[cuda]" in out
+
+
+@pytest.mark.skipif(find_spec("torch_npu") is not None, reason="needs torch without torch_npu")
+def test_npu_without_torch_npu_is_unavailable() -> None:
+    with pytest.raises(BackendUnavailableError, match="torch_npu") as raised:
+        build(device="npu:1")
+    assert raised.value.hint == "pip install 'fused-slots[ascend]'"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -320,4 +327,3 @@ def test_hiding_a_package_hides_it() -> None:
     script = "from importlib.util import find_spec\nprint(find_spec('numpy') is not None)"
     assert run_without("numpy", script) == "False"
     assert run_without("nothing", script) == "True"
-    assert importlib.util.find_spec("numpy")
