@@ -5,7 +5,7 @@ One seam: `execute(parse(text), grid, arguments) -> Execution` with the counts o
 """
 
 from .cost import CostReport, cost_report
-from .execute import Execution, Pointers, execute, fold_on_cores
+from .execute import Alias, Execution, Pointers, execute, fold_on_cores
 from .memory import (
     FlagImbalance,
     HivmFault,
@@ -19,6 +19,7 @@ from .parser import Module, parse
 
 __all__ = [
     "EXACT",
+    "Alias",
     "CostReport",
     "Execution",
     "FlagImbalance",

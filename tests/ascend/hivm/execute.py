@@ -22,7 +22,14 @@ class Pointers:
     of: list[int]
 
 
-Argument = int | np.ndarray | Pointers
+@dataclass(frozen=True)
+class Alias:
+    """The same memory as an earlier argument."""
+
+    of: int
+
+
+Argument = int | np.ndarray | Pointers | Alias
 _LEADING = 3  # ffts address, lock, workspace: the compiler's own arguments, unused by vector code
 
 
@@ -58,7 +65,8 @@ def execute(
     """Runs `module.entry` over the grid; the caller's arrays are not changed.
 
     `arguments` are the kernel's runtime arguments in order: an array for a pointer (of the
-    pointer's element type), an int for a scalar, Pointers for a table of addresses. Raises a
+    pointer's element type), an int for a scalar, Alias for memory that an earlier argument
+    names, Pointers for a table of addresses. Raises a
     HivmFault that names the HIVM line and the program: OutOfBounds, Race, UninitialisedRead,
     FlagImbalance, UnsupportedOperation.
     """
@@ -106,10 +114,13 @@ def _address(number: int) -> int:
 def _bind(arguments: list[Argument]) -> tuple[list[GlobalBuffer], list[int | View]]:
     buffers: list[GlobalBuffer] = []
     values: list[int | View] = []
+    argument: Argument
     for number, argument in enumerate(arguments):
         if isinstance(argument, Pointers):
             argument = np.array([_address(target) for target in argument.of], np.int64)
-        if isinstance(argument, np.ndarray):
+        if isinstance(argument, Alias):
+            values.append(values[argument.of])
+        elif isinstance(argument, np.ndarray):
             data = np.frombuffer(bytearray(argument.tobytes()), np.uint8)
             buffer = GlobalBuffer(f"argument {number}", data, _address(number))
             buffers.append(buffer)

@@ -169,7 +169,8 @@ def _copy() -> Call:
 def _cast(source: str, target: str, kind: str) -> Call:
     pair = (source.removesuffix("_t"), target.removesuffix("_t"))
     known = {("int64", "int32"), ("int32", "int64"), ("int32", "float"), ("float", "int32"),
-             ("bool", "int32"), ("bool", "float")}  # fmt: skip
+             ("int64", "float"),
+             ("bool", "int32"), ("bool", "float"), ("int8", "half")}  # fmt: skip
     if pair not in known:
         raise UnsupportedOperation(f"a cast from {source} to {target}")
 
@@ -211,7 +212,7 @@ def _not() -> Call:
     return lambda rt, source, target, *_: _finish(rt, target, ~source.memory.read(source))
 
 
-@_named(r"vcmps?_(?P<name>eq|ne|lt|le|gt|ge)_\dd_(?:int32_t|float)")
+@_named(r"vcmps?_(?P<name>eq|ne|lt|le|gt|ge)_\dd_(?:int32_t|float|half)")
 def _compare(name: str) -> Call:
     function = _COMPARE[name]
 
@@ -222,7 +223,7 @@ def _compare(name: str) -> Call:
     return compare
 
 
-@_named(r"vsel_(?:vv|vs|sv|ss)_\dd_(?:bool_)?(?:int32_t|float)")
+@_named(r"vsel_(?:vv|vs|sv|ss)_\dd_(?:bool_)?(?:int32_t|int64_t|float)")
 def _select() -> Call:
     def select(rt: Runtime, condition: View, yes: Any, no: Any, target: View, *_: View) -> None:
         chosen = condition.memory.read(condition).astype(bool)

@@ -14,6 +14,7 @@ from .modes import Modes
 DTYPES = {
     "i8": np.dtype(np.int8), "i16": np.dtype(np.int16), "i32": np.dtype(np.int32),
     "i64": np.dtype(np.int64), "f32": np.dtype(np.float32), "i1": None,
+    "f16": np.dtype(np.float16),
 }  # fmt: skip
 
 

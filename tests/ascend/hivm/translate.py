@@ -206,7 +206,9 @@ class Translator:
             return str(rule(op))
         if op.name.startswith("hivm_regbaseintrins."):
             operands = ", ".join(map(name, re.findall(r"%[\w-]+", op.text.split(") : ")[0])))
-            return f"{self.bind(op.name, vectors_950.find(op.name))}({operands})"
+            result = op.text.rsplit("-> ", 1)[-1]
+            function = vectors_950.find(op.name, result)
+            return f"{self.bind(op.name + function.__name__ + result[-6:], function)}({operands})"
         raise UnsupportedOperation(f"{op.name} at line {op.line}: {op.text[:120]}")
 
     def bind(self, key: str, value: Any) -> str:

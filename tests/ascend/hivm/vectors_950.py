@@ -86,31 +86,28 @@ def _store_masked(view: View, vector: np.ndarray, mask: np.ndarray) -> None:
 
 def store_predicate(mask: np.ndarray, pointer: View, align: bytes) -> tuple[bytes, View]:
     """64 predicate bits to UB, packed; the returned pair continues an unaligned stream."""
-    memory = pointer.memory
-    first = pointer.base + pointer.offset // 8
-    packed = View(memory, np.dtype(np.uint8), first, 0, (LANES // 8,), (1,))
-    memory.write(packed, np.packbits(lanes_of(mask), bitorder="little"))
-    return align, advance(pointer, LANES)
+    packed = np.packbits(lanes_of(mask), bitorder="little")
+    pointer.memory.write(_lanes(pointer, LANES // 8), packed)
+    return align, advance(pointer, LANES // 8)
 
 
 def load_predicate(pointer: View, offset: int, distribution: int, post: int) -> np.ndarray:
     """256 packed predicate bits; those past the end of the buffer are on, as poison."""
     if offset or distribution or post:
         raise UnsupportedOperation(f"predicate load with mode {(offset, distribution, post)}")
-    bits = pointer.memory.read(_lanes(pointer, min(4 * LANES, pointer.count)))
-    return np.concatenate([bits, np.ones(4 * LANES - bits.size, bool)])
+    size = min(LANES // 2, pointer.count)
+    bits = np.unpackbits(pointer.memory.read(_lanes(pointer, size)), bitorder="little")
+    return np.concatenate([bits.astype(bool), np.ones(4 * LANES - bits.size, bool)])
 
 
 def load_unaligned(pointer: View, align: bytes, post: int) -> tuple[np.ndarray, bytes, View]:
-    """64 lanes from any address; of packed predicates as many bytes as there are."""
+    """64 lanes from any address; of packed predicates the first 64 bits."""
     if post:
         raise UnsupportedOperation(f"unaligned vector load with post update {post}")
-    if pointer.dtype is not None:
+    if pointer.itemsize > 1:
         return load_lanes(pointer, 0, _NORMAL_LOAD, 0), align, pointer
-    first = pointer.base + pointer.offset // 8
-    size = min(4 * LANES, (pointer.count + 7) // 8)
-    packed = View(pointer.memory, np.dtype(np.uint8), first, 0, (size,), (1,))
-    return _with_poison(pointer.memory.read(packed), 4 * LANES).view(np.int32), align, pointer
+    packed = pointer.memory.read(_lanes(pointer, min(LANES // 8, pointer.count)))
+    return _with_poison(packed, 4 * LANES).view(np.int32), align, pointer
 
 
 def predicate_of_vector(vector: np.ndarray, part: int) -> np.ndarray:
@@ -182,7 +179,11 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "movvp": predicate_of_vector,
     "vstas": lambda align, pointer, offset, post: None,  # the flush of a stream already written
     "vbr": lambda value: np.full(LANES, value, np.int32),
+    "vbr f32": lambda value: np.full(LANES, value, np.float32),
     "vdups.z": lambda value, mask, _: np.where(lanes_of(mask), np.int32(value), np.int32(0)),
+    "vdups.z f32": lambda value, mask, _: np.where(lanes_of(mask), np.float32(value), 0).astype(
+        np.float32
+    ),
     "vci": lambda first, order: np.arange(first, first + LANES, dtype=np.int32),
     "vsel": lambda yes, no, mask: np.where(lanes_of(mask), yes, no),
     "vcadd.s.x": _first_lane(lambda v: v.sum(dtype=np.int32)),
@@ -203,15 +204,19 @@ for _kind, _function in {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.b
 for _kind, _function in {"shr": np.right_shift, "shl": np.left_shift}.items():
     _OPERATIONS[f"v{_kind}s.s.x"] = _OPERATIONS[f"v{_kind}.s.x"] = _masked(_function)
 _OPERATIONS["vshls.u.x"] = _masked(np.left_shift)  # the same bits whatever the sign
-for _kind, _function in {
+_COMPARE = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
     "gt": np.greater, "ge": np.greater_equal,
-}.items():  # fmt: skip
+}  # fmt: skip
+for _kind, _function in _COMPARE.items():
     _OPERATIONS[f"vcmp.{_kind}.s.z"] = _OPERATIONS[f"vcmps.{_kind}.s.z"] = _masked(_function)
 
 
-def find(name: str) -> Callable[..., Any]:
+def find(name: str, result: str) -> Callable[..., Any]:
+    """The intrinsic of that name; `result` is the text of its result type."""
     short = name.removeprefix("hivm_regbaseintrins.intr.hivm.")
+    if f"{short} f32" in _OPERATIONS and result.endswith("xf32>"):
+        short += " f32"
     if short not in _OPERATIONS:
         raise UnsupportedOperation(f"vector intrinsic {name}")
     return _OPERATIONS[short]
@@ -254,12 +259,25 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "_mlir_ciface_vdiv_int32_t": _divide_lanes,
     "_mlir_ciface_vmod_int32_t": _modulo_lanes,
     "_mlir_ciface_cast_int64_t_to_int32_t": lambda rt, cell, mask: rt.modes.to_int32(cell[0]),
+    "_mlir_ciface_cast_int64_t_to_float": lambda rt, cell, *_: cell[0].astype(np.float32),
     "_mlir_ciface_cast_int32_t_to_int64_t": _set_cell(lambda v, mask: v.astype(np.int64)),
+    "_mlir_ciface_vmod_int64_t": lambda rt, out, a, b, mask: out.__setitem__(
+        0, np.fmod(a[0], np.where(b[0] == 0, 1, b[0]))
+    ),
     "_mlir_ciface_vdups_int64_t": _set_cell(lambda v, mask: np.full(LANES, v, np.int64)),
+    "_mlir_ciface_vbr_int64_t": _set_cell(lambda v: np.full(LANES, v, np.int64)),
     "_mlir_ciface_vmuls_int64_t": _set_cell(lambda c, v, mask: c[0] * np.int64(v)),
     "vload_NORM_int64_t_rank1": _load_wide,
     "masked_store_NORM_B64_int64_t_rank1": _store_wide,
 }
+
+
+def _compare_wide(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    return lambda rt, a, b, mask: np.asarray(function(a[0], b[0])) & lanes_of(mask)
+
+
+for _kind, _function in _COMPARE.items():
+    _CALLS[f"_mlir_ciface_vcmp_{_kind}_int64_t"] = _compare_wide(_function)
 
 
 def is_call(name: str) -> bool:
@@ -301,7 +319,10 @@ def on_bitcast(translator: Any, op: Operation) -> str:
 
 
 def pointer(view: View) -> View:
-    """The start of a memref's buffer, with what is left of it as size."""
+    """The start of a memref's buffer, with what is left of it as size; bools count in bytes."""
+    if view.dtype is None:
+        size = (view.offset + view.count + 7) // 8
+        return View(view.memory, np.dtype(np.uint8), view.base, 0, (size,), (1,))
     return View(view.memory, view.dtype, view.base, 0, (view.offset + view.count,), (1,))
 
 

@@ -1,0 +1,129 @@
+"""Block tables whose kernels are the code compiled for Ascend, executed on the CPU.
+
+The package's own Triton backend does everything but the launch itself; so the public API, the
+manager and the arguments it passes are those of a device, and any test of the API runs on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from compile import ASCEND_910B3, CompiledKernel, compile_variant
+from compile import Variant as Compilation
+from hivm import EXACT, Alias, Execution, Modes, execute
+
+from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
+from fused_slots.backends.triton_backend import TritonBackend
+from fused_slots.staging import StagedWrites
+
+
+class HivmLauncher(Launcher):
+    """Compiles variants for one target and executes them; keeps every execution's counts."""
+
+    def __init__(self, target: str, modes: Modes, seed: int) -> None:
+        self.target, self.modes, self.seed = target, modes, seed
+        self.kernels: dict[Variant, CompiledKernel] = {}
+        self.executions: list[tuple[Variant, Execution]] = []
+
+    def bind(
+        self,
+        kernel: Any,
+        variant: Variant,
+        num_groups: int,
+        changing_types: Sequence[str],
+        fixed: FixedArguments,
+    ) -> Launch:
+        constants = dict(variant.constants)
+        names = [name for name in kernel.arg_names if name not in constants]
+        types = [*changing_types, *(triton_type(tensor.dtype) for tensor in fixed.tensors)]
+        types += ["i32"] * len(fixed.numbers)
+        signature = dict(zip(names, types, strict=True))
+        compilation = Compilation(str(variant), kernel, signature, constants)
+        compiled = self.kernels[variant] = compile_variant(compilation, self.target)
+
+        def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+            arguments = [*tensors, *numbers, *fixed.tensors, *fixed.numbers]
+            self._run(variant, compiled, (num_groups, programs), arguments)
+
+        return launch
+
+    def _run(
+        self,
+        variant: Variant,
+        kernel: CompiledKernel,
+        grid: tuple[int, int],
+        arguments: Sequence[torch.Tensor | int],
+    ) -> None:
+        memory = [_memory(a) if isinstance(a, torch.Tensor) else None for a in arguments]
+        first: dict[int, int] = {}
+        given: list[int | np.ndarray | Alias] = []
+        for number, (argument, flat) in enumerate(zip(arguments, memory, strict=True)):
+            if flat is None:
+                assert isinstance(argument, int)
+                given.append(argument)
+            elif flat.ctypes.data in first:
+                given.append(Alias(first[flat.ctypes.data]))
+            else:
+                first[flat.ctypes.data] = number
+                given.append(flat)
+        done = execute(kernel.module, grid, given, modes=self.modes, seed=self.seed)
+        self.executions.append((variant, done))
+        for flat, output in zip(memory, done.outputs, strict=True):
+            if isinstance(output, np.ndarray):
+                assert flat is not None
+                flat[...] = output
+
+    @property
+    def compiled(self) -> int:
+        return len(self.kernels)
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray:
+    """The memory that a tensor spans, from its first to its last element, gaps included."""
+    if tensor.numel() == 0:
+        return np.zeros(0, str(tensor.dtype).removeprefix("torch."))
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((last + 1,), (1,)).numpy()
+
+
+class HivmBackend(TritonBackend):
+    """Block tables in host memory, worked on by executed Ascend code."""
+
+    name = "ascend code"
+    reads_tensors_on_host = False
+    npu = True
+    fault_dtype = torch.int32
+    target: ClassVar[str] = ASCEND_910B3
+    modes: ClassVar[Modes] = EXACT
+    seed: ClassVar[int] = 0
+
+    def make_launcher(self) -> Launcher:
+        return HivmLauncher(self.target, self.modes, self.seed)
+
+    def upload(self, packet: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(packet)
+
+    def apply_writes(self, writes: StagedWrites) -> None:
+        """On the host: what is under test here is the mapping of tokens."""
+        self.arena.numpy()[writes.destinations(self.layout)] = writes.column_ids
+        self.num_columns.numpy()[:, writes.rows] = writes.filled.T
+
+    def synchronize(self) -> None:
+        """Nothing: a launch has finished when it returns."""
+
+    def refuse_capture(self, operation: str) -> None:
+        """Nothing: host memory has no graphs."""
+
+
+@contextmanager
+def executed_on(target: str, *, modes: Modes = EXACT, seed: int = 0) -> Iterator[None]:
+    """Managers built in this context run executed code of `target`."""
+    chosen = type("HivmBackend", (HivmBackend,), {"target": target, "modes": modes, "seed": seed})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fused_slots.block_tables.backend_class", lambda device: chosen)
+        yield
