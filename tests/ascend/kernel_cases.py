@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup, SlotMappingMode
-from fused_slots import reference
+from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup, SlotMappingMode, reference
 from fused_slots.reference import Outcome
 
 NUM_ROWS = 24

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 REPEAT_BYTES = 256
 
@@ -28,8 +28,9 @@ class Counts:
     barriers: int = 0
 
     def add(self, other: Counts, times: int = 1) -> None:
-        for name, value in asdict(other).items():
-            setattr(self, name, getattr(self, name) + value * times)
+        mine, theirs = self.__dict__, other.__dict__
+        for name, value in theirs.items():
+            mine[name] += value * times
 
     def vector(self, nbytes: int, passes: int = 1) -> None:
         self.vector_calls += 1

@@ -121,8 +121,9 @@ def _bind(arguments: list[Argument]) -> tuple[list[GlobalBuffer], list[int | Vie
         if isinstance(argument, Alias):
             values.append(values[argument.of])
         elif isinstance(argument, np.ndarray):
-            data = np.frombuffer(bytearray(argument.tobytes()), np.uint8)
-            buffer = GlobalBuffer(f"argument {number}", data, _address(number))
+            content = bytearray(np.ascontiguousarray(argument).reshape(-1).view(np.uint8))
+            name = f"argument {number}"
+            buffer = GlobalBuffer(name, content, argument.itemsize, _address(number))
             buffers.append(buffer)
             values.append(View(buffer, argument.dtype, 0, 0, (argument.size,), (1,)))
         else:

@@ -6,7 +6,8 @@ know nothing of operations; they answer `read`, `write`, `load` and `store` or r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from struct import pack_into, unpack_from
 from typing import Any
 
 import numpy as np
@@ -100,16 +101,15 @@ class View:
         return self.base + element * self.itemsize
 
 
-@dataclass
 class Memory:
     """Bytes with an initialised flag each: UB, or scratch that a core keeps in registers."""
 
-    name: str
-    data: np.ndarray
-    initialised: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.initialised = np.zeros(len(self.data), np.uint8)
+    def __init__(self, name: str, content: bytearray) -> None:
+        self.name = name
+        self.raw = content
+        self.data = np.frombuffer(content, np.uint8)  # the same bytes, writable
+        self.written = bytearray(len(content))
+        self.initialised = np.frombuffer(self.written, np.uint8)
 
     def clear(self) -> None:
         """A fresh program: nothing in UB counts as written, and what is there is poison."""
@@ -117,7 +117,7 @@ class Memory:
         self.initialised[:] = 0
 
     def note_read(self, first: int, last: int) -> None:
-        if not self.initialised[first:last].all():
+        if 0 in self.written[first:last]:
             raise UninitialisedRead(f"{self.name}[{first}:{last}] read before it was written")
 
     def note_write(self, first: int, last: int) -> None:
@@ -172,7 +172,7 @@ class Memory:
         last = first + view.itemsize
         self.check(first, last)
         self.note_read(first, last)
-        return self.data[first:last].view(view.dtype)[0].item()
+        return unpack_from(view.dtype.char, self.raw, first)[0]
 
     def store(self, view: View, indices: tuple[int, ...], value: Any) -> None:
         if view.dtype is None:
@@ -181,7 +181,7 @@ class Memory:
         last = first + view.itemsize
         self.check(first, last)
         self.note_write(first, last)
-        self.data[first:last].view(view.dtype)[0] = value
+        pack_into(view.dtype.char, self.raw, first, value)
 
     def _strided(self, view: View) -> np.ndarray:
         steps = tuple(step * view.itemsize for step in view.strides)
@@ -201,37 +201,62 @@ def _rows(view: View) -> list[tuple[int, int]]:
 
 
 class GlobalBuffer(Memory):
-    """One GM argument. Remembers which program wrote and read each byte of this launch."""
+    """One GM argument. Remembers which program wrote and read each word of this launch.
+
+    A word is 4 bytes; 1 in a buffer of narrower elements.
+    """
 
     NOBODY, SEVERAL, ATOMIC = -1, -2, -3
 
-    def __init__(self, name: str, data: np.ndarray, address: int) -> None:
-        super().__init__(name, data)
+    def __init__(self, name: str, content: bytearray, itemsize: int, address: int) -> None:
+        super().__init__(name, content)
         self.address = address
-        self.initialised[:] = 1
         self.program = 0
-        self.writer = np.full(len(data), self.NOBODY, np.int32)
-        self.reader = np.full(len(data), self.NOBODY, np.int32)
+        self.word = 4 if itemsize >= 4 else 1
+        words = len(content) // self.word
+        self.writer = np.full(words, self.NOBODY, np.int32)
+        self.reader = np.full(words, self.NOBODY, np.int32)
+        self._writers, self._readers = memoryview(self.writer), memoryview(self.reader)
+
+    def _words(self, first: int, last: int) -> range:
+        return range(first // self.word, -(-last // self.word))
 
     def note_read(self, first: int, last: int) -> None:
-        writer = self.writer[first:last]
-        foreign = (writer != self.NOBODY) & (writer != self.program)
-        if foreign.any():
-            self._race("read", first + int(np.argmax(foreign)), writer[foreign][0])
-        reader = self.reader[first:last]
-        reader[:] = np.where(
-            (reader == self.NOBODY) | (reader == self.program), self.program, self.SEVERAL
-        )
+        words = self._words(first, last)
+        if len(words) <= 2:  # a scalar: the common case, without NumPy
+            for word in words:
+                self._require(self._writers[word], "read", word)
+                if self._readers[word] != self.program:
+                    unread = self._readers[word] == self.NOBODY
+                    self._readers[word] = self.program if unread else self.SEVERAL
+            return
+        self._require_all(self.writer, "read", words)
+        reader = self.reader[words.start : words.stop]
+        ours = (reader == self.NOBODY) | (reader == self.program)
+        reader[:] = np.where(ours, self.program, self.SEVERAL)
 
     def note_write(self, first: int, last: int) -> None:
-        writer, reader = self.writer[first:last], self.reader[first:last]
-        foreign = (writer != self.NOBODY) & (writer != self.program)
+        words = self._words(first, last)
+        self._require_all(self.writer, "wrote", words)
+        self._require_all(self.reader, "wrote", words)
+        self.writer[words.start : words.stop] = self.program
+
+    def _require(self, user: int, verb: str, word: int) -> None:
+        """That nobody else used a word so far."""
+        if user not in (self.NOBODY, self.program):
+            names = {self.SEVERAL: "several programs", self.ATOMIC: "an atomic"}
+            who = names.get(user, f"program {user}")
+            raise Race(
+                f"program {self.program} {verb} byte {word * self.word} of {self.name}, "
+                f"which {who} used"
+            )
+
+    def _require_all(self, users: np.ndarray, verb: str, words: range) -> None:
+        part = users[words.start : words.stop]
+        foreign = (part != self.NOBODY) & (part != self.program)
         if foreign.any():
-            self._race("wrote", first + int(np.argmax(foreign)), writer[foreign][0])
-        foreign = (reader != self.NOBODY) & (reader != self.program)
-        if foreign.any():
-            self._race("wrote", first + int(np.argmax(foreign)), reader[foreign][0])
-        writer[:] = self.program
+            at = int(np.argmax(foreign))
+            self._require(int(part[at]), verb, words.start + at)
 
     def store(self, view: View, indices: tuple[int, ...], value: Any) -> None:
         """A scalar store: its whole cache line is written back, so the line must be ours."""
@@ -243,15 +268,15 @@ class GlobalBuffer(Memory):
         """An atomic add: commutes with other atomic adds, races with everything else."""
         first, last = view.span()
         self.check(first, last)
-        writer, reader = self.writer[first:last], self.reader[first:last]
-        if ((writer != self.NOBODY) & (writer != self.ATOMIC)).any() or (
-            reader != self.NOBODY
-        ).any():
-            self._race("atomically added to", first, self.SEVERAL)
+        words = self._words(first, last)
+        writer = self.writer[words.start : words.stop]
+        plain = (writer != self.NOBODY) & (writer != self.ATOMIC)
+        for users in (writer[plain], self.reader[words.start : words.stop]):
+            used = users[users != self.NOBODY]
+            if used.size:
+                raise Race(
+                    f"program {self.program} atomically added to bytes [{first}, {last}) of "
+                    f"{self.name}, which others access plainly"
+                )
         writer[:] = self.ATOMIC
         self._strided(view)[...] += np.asarray(values, view.dtype)
-
-    def _race(self, verb: str, byte: int, other: Any) -> None:
-        names = {self.SEVERAL: "several programs", self.ATOMIC: "an atomic"}
-        who = names.get(int(other), f"program {int(other)}")
-        raise Race(f"program {self.program} {verb} byte {byte} of {self.name}, which {who} used")

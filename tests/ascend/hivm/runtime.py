@@ -22,7 +22,7 @@ class Runtime:
     """State of the program that runs now. One object a launch, reset for each program."""
 
     def __init__(self, ub_bytes: int, modes: Modes) -> None:
-        self.ub = Memory("UB", np.zeros(ub_bytes, np.uint8))
+        self.ub = Memory("UB", bytearray(ub_bytes))
         self.modes = modes
         self.buffers: list[GlobalBuffer] = []
         self.block = 0
@@ -64,7 +64,7 @@ class Runtime:
     def stack_view(self, dtype: str, sizes: tuple[int, ...]) -> View:
         kind = DTYPES[dtype]
         assert kind is not None
-        scratch = Memory("stack", np.zeros(kind.itemsize * int(np.prod(sizes)), np.uint8))
+        scratch = Memory("stack", bytearray(kind.itemsize * int(np.prod(sizes))))
         return View(scratch, kind, 0, 0, sizes, dense_strides(sizes))
 
     def load(self, view: View, *indices: int) -> int | float:
