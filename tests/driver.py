@@ -140,8 +140,17 @@ class Driver:
             self.check.applied()
             self.check.gathered(batch, reqs_padded, tables)
             slots = self.check.slots(batch, result, manager.slot_mappings, tokens_padded)
+        if self.offers("step"):
+            self._check_nothing_pending()
         self.clean = clean
         return slots
+
+    def _check_nothing_pending(self) -> None:
+        """Staged writes are applied once; what is not staged is no launch."""
+        launches = self.manager.launches
+        self.manager.apply_staged_writes()
+        if self.manager.launches != launches:
+            raise Mismatch("writes were still staged after they had been applied")
 
     def _tensors(self, batch: Batch) -> tuple[torch.Tensor | None, ...]:
         """The batch as tensors, often longer than it is, with garbage behind its end."""

@@ -57,7 +57,7 @@ class OddDriver(Driver):
             positions += [self._wild_position() if malformed else 0 for _ in range(count)]
             starts.append(starts[-1] + count)
             replay.append(rng.choice((0, 0, rng.randrange(config.max_model_len))))
-        computed = [rng.randint(0, 2 * config.max_model_len) for _ in range(config.max_num_reqs)]
+        computed = [self._computed_at_an_edge() for _ in range(config.max_num_reqs)]
         return Batch(
             idx,
             starts,
@@ -65,6 +65,13 @@ class OddDriver(Driver):
             replay if rng.random() < 0.5 else None,
             computed if rng.random() < 0.5 else None,
         )
+
+    def _computed_at_an_edge(self) -> int:
+        """Computed tokens about where a sliding window gives up another column."""
+        group = self.rng.choice(self.config.groups)
+        columns = self.rng.randrange(1 + self.config.max_model_len // group.tokens_per_column)
+        edge = group.sliding_window_reach + columns * group.tokens_per_column
+        return max(edge + self.rng.randint(-1, 1), 0)
 
     def _wild_position(self) -> int:
         rng, length = self.rng, self.config.max_model_len

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fused_slots import AscendBlockTables, BlockTableError, KVCacheGroup
-from tests.backends_under_test import BACKENDS, MakeTables, faults, gathered, slots
+from tests.backends_under_test import BACKENDS, MakeTables, batch_tensors, faults, gathered, slots
 from tests.model import POISON
 
 INT32_MAX = 2**31 - 1
@@ -81,6 +81,23 @@ def test_slots_next_to_an_edge_are_exact(
     expected = [block_id * block_size + o for block_id in accepted for o in offsets]
     assert slots(tables, [(0, positions)]) == [expected]
     assert max(expected) >= edge - 1 - block_size
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 48])
+def test_an_int32_out_takes_the_last_block_that_fits_and_no_further(
+    make_tables: MakeTables, block_size: int
+) -> None:
+    last = 2**31 // block_size - 1
+    tables = make_tables([KVCacheGroup(block_size, 4)], {0: ([last],)}, slot_dtype=torch.int64)
+    out = torch.full((1, 4), -7, dtype=torch.int32, device=tables.device)
+    batch = batch_tensors(tables, [(0, [block_size - 1])])
+    tables.compute_slot_mappings(*batch, 1, out=out)
+    assert out.tolist() == [[(last + 1) * block_size - 1, -1, -1, -1]]
+    if block_size == 1:
+        return  # the id after the last one is no int32
+    tables.append_block_ids(0, ([last + 1],), overwrite=False)
+    with pytest.raises(BlockTableError, match=f"holds block {last + 1}, whose last slot is"):
+        tables.compute_slot_mappings(*batch, 1, out=out)
 
 
 @pytest.mark.parametrize("block_id", [2**27, 2**28 + 1, INT32_MAX])

@@ -1,0 +1,404 @@
+"""The mutants, and the tests that must notice them. Add kernel mutants as a set of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What runs against a set's mutants, in which environment, and whether it can run here."""
+
+    arguments: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    can_run: Callable[[], bool] = lambda: True
+
+
+class Mutant(NamedTuple):
+    """One change of one file; `old` stands there exactly once."""
+
+    set: str
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+TESTS = {
+    "host": Tests(
+        (
+            "tests/test_simulator.py::test_every_step_agrees_with_both_oracles[0]",
+            "tests/test_simulator.py::test_guard_bands_round_every_buffer_keep_their_bytes",
+            "tests/test_numeric_edges.py",
+            "tests/test_properties.py",
+            "tests/test_state_machine.py",
+            "tests/test_context_parallel.py",
+            "--simulated-steps=8000",
+            "-k",
+            "not million and not beyond_int32",
+        )
+    ),
+}
+
+CPU = "fused_slots/backends/cpu.py"
+ROWS = "fused_slots/rows.py"
+STAGING = "fused_slots/staging.py"
+LAYOUT = "fused_slots/layout.py"
+ARGUMENTS = "fused_slots/arguments.py"
+TABLES = "fused_slots/block_tables.py"
+GROUPS = "fused_slots/groups.py"
+
+_HOST = [
+    # The mapping
+    ("drop the pad of the tail", CPU, "        out[:, num_tokens:] = PAD_SLOT_ID\n", ""),
+    ("pad from one token later", CPU, "out[:, num_tokens:] =", "out[:, num_tokens + 1 :] ="),
+    (
+        "drop the pad of state groups",
+        CPU,
+        "                out[g, :num_tokens] = PAD_SLOT_ID\n",
+        "",
+    ),
+    ("dummies are row 0", CPU, "no_row = (rows < 0) | too_large", "no_row = too_large"),
+    ("no rows are too large", CPU, "no_row = (rows < 0) | too_large", "no_row = rows < 0"),
+    (
+        "row limit + 1",
+        CPU,
+        "if rows.min() < 0 or rows.max() >= self",
+        "if rows.min() < 0 or rows.max() > self",
+    ),
+    ("negative positions are position 0", CPU, "_union(no_row, negative)", "no_row"),
+    ("position 0 is negative", CPU, "negative = positions < 0", "negative = positions <= 0"),
+    ("replay pads every group", CPU, "if group.prefix_cacheable and tokens", "if tokens"),
+    ("replay pads no group", CPU, "padded = _union(padded, tokens.replayed)", "pass"),
+    ("replay window + 1", CPU, "(since < window)", "(since <= window)"),
+    ("replay begins late", CPU, "(since >= 0)", "(since > 0)"),
+    ("replay start 0 is a start", CPU, "(begin != 0) & ", ""),
+    (
+        "rings are pages",
+        CPU,
+        "        if group.circular:\n            column",
+        "        if False:\n            column",
+    ),
+    (
+        "ring of one slot less",
+        CPU,
+        "tokens.positions % group.block_size",
+        "tokens.positions % max(group.block_size - 1, 1)",
+    ),
+    ("one column beyond the row", CPU, "column >= self._num_columns", "column > self._num_columns"),
+    (
+        "columns beyond the row are not padded",
+        CPU,
+        "            padded = _union(padded, missing)\n",
+        "",
+    ),
+    (
+        "faults of padded tokens count",
+        CPU,
+        "missing if padded is None else missing & ~padded",
+        "missing",
+    ),
+    (
+        "a ring's fault has the page's code",
+        CPU,
+        "FaultCode.EMPTY_RING",
+        "FaultCode.COLUMN_OUT_OF_ROW",
+    ),
+    (
+        "row stride of another group",
+        CPU,
+        "tokens.rows * self.layout.widths[g]",
+        "tokens.rows * self.layout.widths[0]",
+    ),
+    (
+        "int32 product",
+        CPU,
+        "np.multiply(block_ids, group.tokens_per_column, dtype=out.dtype, out=out)",
+        "out[:] = block_ids * np.int32(group.tokens_per_column)",
+    ),
+    (
+        "float32 product",
+        CPU,
+        "np.multiply(block_ids, group.tokens_per_column, dtype=out.dtype, out=out)",
+        "out[:] = (block_ids.astype(np.float32) * group.tokens_per_column).astype(out.dtype)",
+    ),
+    (
+        "block size for kernel block size",
+        CPU,
+        "np.multiply(block_ids, group.tokens_per_column,",
+        "np.multiply(block_ids, group.block_size,",
+    ),
+    ("drop the offset", CPU, "        out += offset.astype(out.dtype, copy=False)\n", ""),
+    ("drop the pads", CPU, "            out[padded] = PAD_SLOT_ID\n", "            pass\n"),
+    ("other ranks' tokens are mapped", CPU, "_any_or_none(owner != rank)", "None"),
+    ("swap rank", CPU, "_any_or_none(owner != rank)", "_any_or_none(owner != size - 1 - rank)"),
+    ("interleave of 1", CPU, "_divmod(virtual_offset, interleave)", "_divmod(virtual_offset, 1)"),
+    ("drop the place within a stripe", CPU, "stripe * interleave + within", "stripe * interleave"),
+    (
+        "replicated groups are sharded",
+        LAYOUT,
+        "if self.groups[g].dcp_sharded else (1, 0)",
+        "if True else (1, 0)",
+    ),
+    (
+        "virtual block is one column",
+        CPU,
+        "column += virtual_block * group.columns_per_block",
+        "column += virtual_block",
+    ),
+    ("a power of two one too large", CPU, "(divisor.bit_length() - 1)", "divisor.bit_length()"),
+    ("mask of the power of two", CPU, "values & (divisor - 1)", "values & divisor"),
+    (
+        "a position cut to int32",
+        CPU,
+        "token_positions = positions.numpy()[:num_tokens]",
+        "token_positions = positions.numpy()[:num_tokens].astype(np.int32).astype(np.int64)",
+    ),
+    (
+        "count one fault less",
+        CPU,
+        "int(np.count_nonzero(faulty))",
+        "max(int(np.count_nonzero(faulty)) - 1, 0)",
+    ),
+    ("a fault's token is one too far", CPU, "(t, int(positions[t]))", "(t + 1, int(positions[t]))"),
+    ("faults stay after they are taken", CPU, "        self._fault_counts[:] = 0\n", ""),
+    (
+        "details stay after they are taken",
+        CPU,
+        "self._fault_details, []\n",
+        "self._fault_details, self._fault_details\n",
+    ),
+    # Gathering
+    (
+        "columns beyond a row are gathered",
+        CPU,
+        "            live[:, uniform:] *= self._columns[uniform:filled] < lengths[:, None]\n",
+        "            pass\n",
+    ),
+    (
+        "the last column is not gathered",
+        CPU,
+        "self._columns[uniform:filled] < lengths",
+        "self._columns[uniform:filled] + 1 < lengths",
+    ),
+    (
+        "dummies gather row 0",
+        CPU,
+        "                lengths[~exists] = 0\n",
+        "                pass\n",
+    ),
+    (
+        "rows out of range gather uncounted",
+        CPU,
+        "            self._count(FaultCode.ROW_OUT_OF_RANGE, g, too_large, rows)\n",
+        "            pass\n",
+    ),
+    (
+        "rows of padding keep their cells",
+        CPU,
+        "                table[len(rows) : end, : self._dirty_columns[g]] = 0\n",
+        "",
+    ),
+    (
+        "rows of padding in out keep theirs",
+        CPU,
+        "                table[len(rows) : num_reqs_padded] = 0\n",
+        "",
+    ),
+    (
+        "only padding up to num_reqs_padded",
+        CPU,
+        "end = max(num_reqs_padded, self._dirty_rows)",
+        "end = num_reqs_padded",
+    ),
+    ("old columns stay", CPU, "        table[: len(rows), filled:dirty_columns] = 0\n", ""),
+    ("dirty columns forgotten", CPU, "int(lengths.max(initial=0))", "0"),
+    (
+        "dirty rows forgotten",
+        CPU,
+        "            self._dirty_rows = len(rows)\n",
+        "            self._dirty_rows = 0\n",
+    ),
+    (
+        "dummy rows forgotten",
+        CPU,
+        "        self._dirty_rows = num_reqs\n",
+        "        self._dirty_rows = 0\n",
+    ),
+    (
+        "dummy columns forgotten",
+        CPU,
+        "        self._dirty_columns = list(self.layout.widths)\n",
+        "",
+    ),
+    ("dummy rows not zeroed", CPU, "            table[:end] = 0\n", "            pass\n"),
+    (
+        "window by batch",
+        CPU,
+        "num_computed_tokens.numpy()[safe_rows]",
+        "num_computed_tokens.numpy()[: len(rows)]",
+    ),
+    (
+        "window one token short",
+        CPU,
+        "- group.sliding_window_reach, 0)",
+        "- group.sliding_window_reach + 1, 0)",
+    ),
+    ("window ignored", CPU, "if computed is None or not group.sliding_window_reach:", "if True:"),
+    (
+        "window under context parallelism",
+        CPU,
+        "if self.layout.context_parallel.size > 1:",
+        "if False:",
+    ),
+    (
+        "window in allocation blocks",
+        CPU,
+        "first_readable // group.tokens_per_column",
+        "first_readable // group.block_size",
+    ),
+    (
+        "window's last column",
+        CPU,
+        "self._columns[:nulled] >= below",
+        "self._columns[:nulled] > below",
+    ),
+    # The step
+    ("step does not apply", CPU, "            self.apply_writes(writes)\n", "            pass\n"),
+    (
+        "lengths not written",
+        CPU,
+        "        self._num_columns[:, writes.rows] = writes.filled.T\n",
+        "",
+    ),
+    (
+        "step loses replay",
+        CPU,
+        "            replay_start,\n            self.slot_mappings,\n",
+        "            None,\n            self.slot_mappings,\n",
+    ),
+    (
+        "step loses the window",
+        CPU,
+        "self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None)",
+        "self.gather(idx_mapping, num_reqs_padded, None, None)",
+    ),
+    (
+        "a step is two launches",
+        TABLES,
+        "                replay_start,\n            )\n            self.launches += 1\n",
+        "                replay_start,\n            )\n            self.launches += 2\n",
+    ),
+    (
+        "staged writes applied again",
+        TABLES,
+        "        if writes is not None:\n            self._rows.clear()\n",
+        "",
+    ),
+    # Rows
+    (
+        "overwrite ignored",
+        ROWS,
+        "begins = [0] * len(lengths) if overwrite else",
+        "begins = [0] * len(lengths) if False else",
+    ),
+    (
+        "always overwrite",
+        ROWS,
+        "begins = [0] * len(lengths) if overwrite else",
+        "begins = [0] * len(lengths) if True else",
+    ),
+    ("overwrite with nothing ignored", ROWS, "if not ids and not overwrite:", "if not ids:"),
+    ("capacity + 1", ROWS, "            if end > width:", "            if end > width + 1:"),
+    ("capacity in blocks", ROWS, "begin + length * n\n", "begin + length\n"),
+    ("redirection ignored", ROWS, "        if redirect_to_null_block:", "        if False:"),
+    (
+        "ids up to the pool's size",
+        ROWS,
+        "min(group_ids) < 0 or largest > self._max_block_ids[g]",
+        "min(group_ids) < 0 or largest > self._max_block_ids[g] + 1",
+    ),
+    ("negative ids accepted", ROWS, "min(group_ids) < 0 or largest", "largest"),
+    (
+        "largest id forgotten",
+        ROWS,
+        "            self.largest_ids = largest_ids\n",
+        "            pass\n",
+    ),
+    (
+        "last overwrite loses",
+        STAGING,
+        "calls >= last_overwrite[rows]",
+        "calls > last_overwrite[rows]",
+    ),
+    ("overwrites do not void", STAGING, "calls >= last_overwrite[rows]", "calls >= 0"),
+    ("split in one column", STAGING, "_ranges(block_ids * n, n)", "_ranges(block_ids, n)"),
+    (
+        "calls of a row merged in no order",
+        STAGING,
+        "(calls.ravel(), groups.ravel(), rank",
+        "(-calls.ravel(), groups.ravel(), rank",
+    ),
+    (
+        "starts of the last call",
+        STAGING,
+        "starts = begins[first_calls]",
+        "starts = begins[first_calls] * 0",
+    ),
+    (
+        "row stride of the arena + 1",
+        STAGING,
+        "self.rows[:, None] * widths",
+        "self.rows[:, None] * (widths + 1)",
+    ),
+    # Limits and arguments
+    (
+        "column limit one too high",
+        LAYOUT,
+        "(INT32_MAX - (n - 1)) // n",
+        "(INT32_MAX - (n - 1)) // n + 1",
+    ),
+    (
+        "slot limit one too low",
+        LAYOUT,
+        "(INT32_MAX + 1) // group.block_size - 1",
+        "(INT32_MAX + 1) // group.block_size - 2",
+    ),
+    (
+        "slot limit one too high",
+        LAYOUT,
+        "(INT32_MAX + 1) // group.block_size - 1",
+        "(INT32_MAX + 1) // group.block_size",
+    ),
+    ("pool limit one too high", LAYOUT, "bounds.append((pool - 1,", "bounds.append((pool,"),
+    (
+        "int32 out always accepted",
+        ARGUMENTS,
+        "if group.maps_slots and last_slot > INT32_MAX:",
+        "if False:",
+    ),
+    (
+        "int32 out one block late",
+        ARGUMENTS,
+        "(largest_ids[g] + 1) * group.block_size - 1",
+        "largest_ids[g] * group.block_size - 1",
+    ),
+    (
+        "batch over the capacity accepted",
+        ARGUMENTS,
+        "    if num_tokens > capacity:",
+        "    if num_tokens > capacity + 9:",
+    ),
+    ("rows not aligned", GROUPS, "multiple = token_alignment // gcd", "multiple = 1 // gcd"),
+    ("dummy slots not PAD", TABLES, "        self.slot_mappings.fill_(PAD_SLOT_ID)\n", ""),
+    (
+        "drafts into slot_mappings",
+        TABLES,
+        "self._backend.draft_slot_mappings if out is None",
+        "self.slot_mappings if out is None",
+    ),
+]
+
+MUTANTS = [Mutant("host", *mutant) for mutant in _HOST]
