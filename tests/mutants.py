@@ -23,7 +23,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-sys.dont_write_bytecode = True
 
 from tests.mutant_list import MUTANTS, TESTS, Mutant  # noqa: E402
 
@@ -132,6 +131,7 @@ def main() -> int:
     parser.add_argument("--set", choices=sorted(TESTS), help="default: all that can run here")
     parser.add_argument("--only", default="", help="mutants whose name contains this")
     options = parser.parse_args()
+    sys.dont_write_bytecode = True  # a mutant of the same size and second would find old code
     import hypothesis.stateful  # noqa: F401 - imported before the forks, which share it
     import pytest  # noqa: F401
     import torch
