@@ -119,6 +119,17 @@ def test_int32_out_fits_up_to_the_last_slot(largest: int, fits: bool) -> None:
             check_slots_out(layout, out, CPU, [largest, 0])
 
 
+def test_int32_out_that_misses_one_slot_is_refused() -> None:
+    """A block size of 3 puts a last slot on 2**31 itself."""
+    layout = AscendBlockTables.from_groups(
+        [KVCacheGroup(3, 8)], max_num_reqs=1, max_num_batched_tokens=4
+    ).layout
+    out = torch.zeros(1, 4, dtype=torch.int32)
+    check_slots_out(layout, out, CPU, [715827881])
+    with pytest.raises(InvalidArgumentError, match="2147483648"):
+        check_slots_out(layout, out, CPU, [715827882])
+
+
 def test_batch_contents() -> None:
     starts = torch.tensor([0, 2, 2, 5, 4, 99], dtype=torch.int32)
     check_host_visible_batch(starts, 3, 5, 5)
