@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from fused_slots import env
 from fused_slots.layout import TableLayout
 
-TILE = 256
+TILE = 128
 """Tokens of a program of the by-token mapping."""
+
+STEP_TILE = 256
+"""Tokens of a program of the step kernel that maps them."""
 
 REQUEST_TILE = 256
 """Tokens of a tile of the by-request mapping (the base case)."""
@@ -22,19 +25,19 @@ PAD_TILE = 2048
 
 MAX_PAD_PROGRAMS = 64
 
-SLOTS = 8
+SLOTS = 16
 """Batch slots of a gathering program."""
 
 CHUNK = 1024
 """Columns of a gathering or writing program."""
 
-COLUMNS = 64
+COLUMNS = 32
 """Columns that it copies at a time."""
 
 RECORDS = 8
 """Staged records of a writing program."""
 
-MAP_WARPS = 8
+MAP_WARPS = 4
 """Warps of a program of the mapping kernels on CUDA."""
 
 STEP_WARPS = 8
@@ -77,37 +80,42 @@ class TokenPlan:
         by_request: the base case, tiles of each request, instead of tiles of consecutive tokens.
         num_tiles: programs that map tokens (tiles of a request if `by_request`).
         num_pad: programs that write PAD behind the last token.
-        query_len: the length all queries have if they are equally long.
+        query_len_inverse: 2^31 over the length all queries have if they are equally long.
         search_steps: steps of the search for a token's request where they are not.
     """
 
     by_request: bool
     num_tiles: int
     num_pad: int
-    query_len: int
+    query_len_inverse: int
     search_steps: int
 
 
-def plan_tokens(num_reqs: int, num_tokens: int, capacity: int, by_request: bool) -> TokenPlan:
+def plan_tokens(
+    num_reqs: int, num_tokens: int, capacity: int, tile: int, by_request: bool = False
+) -> TokenPlan:
     """Deal tokens to programs.
 
     Args:
         num_reqs: batch entries.
         num_tokens: tokens that the caller expects; more or fewer may come and are mapped right.
         capacity: width of the output.
+        tile: tokens that a program maps at a time.
         by_request: take the base case.
     """
     if by_request:
         longest = ceil_div(num_tokens, max(num_reqs, 1))
-        num_tiles, tail = ceil_div(max(longest, 1), REQUEST_TILE), capacity
+        num_tiles, tail = ceil_div(max(longest, 1), tile), capacity
     else:
-        num_tiles = max(ceil_div(min(num_tokens, capacity), TILE), 1)
-        tail = max(capacity - num_tiles * TILE, 0)
+        num_tiles = max(ceil_div(min(num_tokens, capacity), tile), 1)
+        tail = max(capacity - num_tiles * tile, 0)
     num_pad = min(max(ceil_div(tail, PAD_TILE), 1), MAX_PAD_PROGRAMS)
     query_len = max(num_tokens // max(num_reqs, 1), 1)
+    # 2^31 itself travels as the int32 of the same bits.
+    query_len_inverse = ceil_div(2**31, query_len) if query_len > 1 else -(2**31)
     # Each step narrows num_reqs entries to an eighth.
     search_steps = ceil_div(max(num_reqs - 1, 0).bit_length(), 3)
-    return TokenPlan(by_request, num_tiles, num_pad, query_len, search_steps)
+    return TokenPlan(by_request, num_tiles, num_pad, query_len_inverse, search_steps)
 
 
 def reason(tokens: TokenPlan) -> str:

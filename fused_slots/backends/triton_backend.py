@@ -55,6 +55,7 @@ class TritonBackend(Backend):
         self._no_packet = self.allocate((num_rows,), torch.int32, -1)
         self._dirty_rows = 0
         self._by_request = plan.by_request_chosen()
+        self._map_tile = plan.REQUEST_TILE if self._by_request else plan.TILE
         self._powers_of_two = all(is_power_of_two(size) for size in position_divisors(layout))
         self._sharded = layout.context_parallel.size > 1
         self._has_ring = any(group.circular and group.maps_slots for group in layout.groups)
@@ -132,21 +133,23 @@ class TritonBackend(Backend):
     ) -> None:
         num_reqs = idx_mapping.shape[0]
         capacity = out.shape[1]
-        tokens = plan.plan_tokens(num_reqs, num_tokens_padded, capacity, self._by_request)
+        tokens = plan.plan_tokens(
+            num_reqs, num_tokens_padded, capacity, self._map_tile, self._by_request
+        )
         replay = replay_start is not None and self.layout.replay_window > 0
         variant = self._slots_variant(idx_mapping.dtype, out.dtype, replay, flat=False)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
         numbers = [out.stride(0), capacity, num_reqs, positions.shape[0]]
         numbers += [tokens.num_tiles, tokens.num_pad]
         if not tokens.by_request:
-            numbers += [tokens.query_len, tokens.search_steps]
+            numbers += [tokens.query_len_inverse, tokens.search_steps]
         starts = self._no_packet if replay_start is None else replay_start
         tensors = (out, idx_mapping, query_start_loc, positions, starts)
         self._bound(variant)(programs, tensors, numbers)
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens, capacity = rows.shape[0], out.shape[1]
-        tokens = plan.plan_tokens(0, num_tokens, capacity, by_request=False)
+        tokens = plan.plan_tokens(0, num_tokens, capacity, plan.TILE)
         variant = self._slots_variant(rows.dtype, out.dtype, replay=False, flat=True)
         numbers = (out.stride(0), capacity, 0, num_tokens, tokens.num_tiles, tokens.num_pad, 1, 0)
         tensors = (out, rows, self._no_packet, positions, self._no_packet)
@@ -179,7 +182,7 @@ class TritonBackend(Backend):
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         capacity = self.layout.max_num_batched_tokens
-        tokens = plan.plan_tokens(num_reqs, num_tokens, capacity, self._by_request)
+        tokens = plan.plan_tokens(num_reqs, num_tokens, capacity, self._map_tile, self._by_request)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
         variant = self._slots_variant(torch.int32, self.layout.slot_dtype, False, flat=False)
         return LaunchPlan((self.layout.num_groups, programs), str(variant), plan.reason(tokens))
@@ -230,7 +233,7 @@ class TritonBackend(Backend):
         tokens = TokenPlan(False, 0, 0, 1, 0)
         if query_start_loc is not None:
             capacity = layout.max_num_batched_tokens
-            tokens = plan.plan_tokens(num_reqs, num_tokens_padded, capacity, by_request=False)
+            tokens = plan.plan_tokens(num_reqs, num_tokens_padded, capacity, plan.STEP_TILE)
         packet, written, write_chunks = self._no_packet, 0, 0
         if writes is not None:
             packet = self.upload(writes)
@@ -266,7 +269,7 @@ class TritonBackend(Backend):
             num_gather,
             tokens.num_tiles,
             tokens.num_pad,
-            tokens.query_len,
+            tokens.query_len_inverse,
             tokens.search_steps,
         )
         programs = num_gather + tokens.num_tiles + tokens.num_pad + num_write
@@ -291,7 +294,7 @@ class TritonBackend(Backend):
         self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
     ) -> Variant:
         by_request = self._by_request and not flat
-        sizes = [("TILE", plan.REQUEST_TILE if by_request else plan.TILE)]
+        sizes = [("TILE", self._map_tile if not flat else plan.TILE)]
         sizes.append(("PAD_TILE", plan.PAD_TILE))
         return Variant(
             "slots_by_request" if by_request else "slots_by_token",
@@ -305,7 +308,7 @@ class TritonBackend(Backend):
         self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, whole: bool
     ) -> Variant:
         sizes = (
-            ("TILE", plan.TILE),
+            ("TILE", plan.STEP_TILE),
             ("PAD_TILE", plan.PAD_TILE),
             ("SLOTS", plan.SLOTS),
             ("CHUNK", plan.CHUNK),

@@ -52,8 +52,8 @@ def find_request(token, guess, query_start_loc_ptr, num_reqs, search_steps, live
     the one guessed.
 
     The guess from the sizes alone is right where all queries are equally long, and two loads
-    confirm it. Lanes that it does not confirm search; the others issue no load. Each step of the
-    search narrows the range to an eighth, so that its loads wait for memory together.
+    confirm it. Where one of the tile is not confirmed the tile searches; each step narrows the
+    range to an eighth, so that its loads wait for memory together.
 
     Returns:
         The entry, and whether it was searched for.
@@ -62,16 +62,18 @@ def find_request(token, guess, query_start_loc_ptr, num_reqs, search_steps, live
     begin = tl.load(query_start_loc_ptr + guess, mask=exists, other=0)
     end = tl.load(query_start_loc_ptr + guess + 1, mask=exists, other=0)
     searching = live & ((token < begin) | (token >= end))
-    entry = tl.where(searching, 0, guess)
-    for step in range(search_steps):
-        stride = 1 << (3 * (search_steps - 1 - step))
-        passed = entry * 0
-        for eighth in tl.static_range(1, 8):
-            probe = entry + eighth * stride
-            inside = searching & (probe < num_reqs)
-            first = tl.load(query_start_loc_ptr + probe, mask=inside, other=0)
-            passed += (inside & (first <= token)).to(tl.int32)
-        entry += passed * stride
+    entry = guess
+    if tl.max(searching.to(tl.int32), axis=0) > 0:
+        entry = tl.where(searching, 0, guess)
+        for step in range(search_steps):
+            stride = 1 << (3 * (search_steps - 1 - step))
+            passed = entry * 0
+            for eighth in tl.static_range(1, 8):
+                probe = entry + eighth * stride
+                inside = searching & (probe < num_reqs)
+                first = tl.load(query_start_loc_ptr + probe, mask=inside, other=0)
+                passed += (inside & (first <= token)).to(tl.int32)
+            entry += passed * stride
     return entry, searching
 
 
@@ -213,7 +215,7 @@ def map_token_tile(
     replay_start_ptr,
     capacity,
     num_reqs,
-    query_len,
+    query_len_inverse,
     search_steps,
     g,
     num_groups,
@@ -247,7 +249,9 @@ def map_token_tile(
     if FLAT:
         index = tl.load(idx_mapping_ptr + token, mask=live, other=-1)
     else:
-        guess = tl.minimum(token // query_len, num_reqs - 1)
+        # token // query_len, of which query_len_inverse is 2^31 / query_len.
+        guess = tl.umulhi((2 * token).to(tl.uint32), query_len_inverse.to(tl.uint32))
+        guess = tl.minimum(guess.to(tl.int32), num_reqs - 1)
         index = tl.load(idx_mapping_ptr + guess, mask=guess >= 0, other=-1)
         entry, searched = find_request(
             token, guess, query_start_loc_ptr, num_reqs, search_steps, live
@@ -301,7 +305,7 @@ def map_or_pad(
     replay_start_ptr,
     capacity,
     num_reqs,
-    query_len,
+    query_len_inverse,
     search_steps,
     g,
     num_groups,
@@ -342,7 +346,7 @@ def map_or_pad(
             replay_start_ptr,
             capacity,
             num_reqs,
-            query_len,
+            query_len_inverse,
             search_steps,
             g,
             num_groups,
@@ -377,7 +381,7 @@ def map_or_pad(
                 replay_start_ptr,
                 capacity,
                 num_reqs,
-                query_len,
+                query_len_inverse,
                 search_steps,
                 g,
                 num_groups,
@@ -439,7 +443,7 @@ def slots_by_token(
     num_positions,
     num_tiles,
     num_pad,
-    query_len,
+    query_len_inverse,
     search_steps,
     descriptor_ptr,  # int32 [G, DESCRIPTOR_WIDTH]
     arena_ptr,  # int32, all groups' tables
@@ -477,7 +481,7 @@ def slots_by_token(
         replay_start_ptr,
         capacity,
         num_reqs,
-        query_len,
+        query_len_inverse,
         search_steps,
         g,
         num_groups,

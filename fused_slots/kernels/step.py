@@ -227,7 +227,7 @@ def step_kernel(
     num_gather,
     num_tiles,
     num_pad,
-    query_len,
+    query_len_inverse,
     search_steps,
     descriptor_ptr,  # int32 [G, DESCRIPTOR_WIDTH]
     arena_ptr,  # int32, all groups' tables
@@ -316,7 +316,7 @@ def step_kernel(
             replay_start_ptr,
             capacity,
             num_reqs,
-            query_len,
+            query_len_inverse,
             search_steps,
             g,
             num_groups,
