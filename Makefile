@@ -41,7 +41,7 @@ test-wheel: $(ENV)
 		|| { cat .cache/wheel/build.log; exit 1; }
 	$(PYTHON) -m venv .cache/wheel/venv
 	PIP_CONSTRAINT=constraints.txt .cache/wheel/venv/bin/python $(PIP_INSTALL) .cache/wheel/*.whl
-	cd .cache/wheel && venv/bin/python -P ../../tests/wheel_smoke.py venv/bin/fused-slots
+	cd .cache/wheel && venv/bin/python -I ../../tests/wheel_smoke.py venv/bin/fused-slots
 
 test-ascend: .venv-ascend/.installed
 	.venv-ascend/bin/python -m pytest tests/ascend $(PYTEST_ARGS)
