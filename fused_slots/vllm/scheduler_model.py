@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import deque
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from fused_slots.groups import KVCacheGroup, SlotMappingMode
+from fused_slots.groups import KVCacheGroup
+from fused_slots.vllm.config import groups_from_kv_cache_config
 from fused_slots.vllm.scheduler_scenarios import Layers, Scenario
 
 _VOCAB_SIZE = 32000
@@ -168,31 +170,14 @@ def _layer_spec(scenario: Scenario, layers: Layers) -> KVCacheSpec:
 
 
 def groups_of(scheduler: Scheduler) -> tuple[KVCacheGroup, ...]:
-    """The scheduler's KV cache groups in this package's words."""
-    vllm_config = scheduler.vllm_config
-    max_model_len = vllm_config.model_config.max_model_len
-    groups = []
-    for index, group in enumerate(scheduler.kv_cache_config.kv_cache_groups):
-        spec = group.kv_cache_spec
-        is_state = isinstance(spec, MambaSpec)
-        kind = group.layer_names[0].split(".")[3]
-        groups.append(
-            KVCacheGroup(
-                block_size=spec.block_size,
-                max_num_blocks=spec.max_num_blocks_per_req(vllm_config, max_model_len),
-                slot_mapping_mode=(
-                    SlotMappingMode.NONE if is_state else SlotMappingMode.TOKEN_TO_KV_SLOT
-                ),
-                circular=isinstance(spec, CircularBufferSpec),
-                dcp_sharded=spec.dcp_sharded,
-                prefix_cacheable=spec.prefix_cacheable,
-                sliding_window_reach=(
-                    spec.num_retained_tokens if isinstance(spec, SlidingWindowSpec) else 0
-                ),
-                name=f"{kind} {index}",
-            )
-        )
-    return tuple(groups)
+    """The scheduler's KV cache groups in this package's words, named by kind and number."""
+    config = scheduler.kv_cache_config
+    groups = groups_from_kv_cache_config(config, scheduler.vllm_config)
+    kinds = [group.layer_names[0].split(".")[3] for group in config.kv_cache_groups]
+    return tuple(
+        replace(group, name=f"{kind} {index}")
+        for index, (group, kind) in enumerate(zip(groups, kinds, strict=True))
+    )
 
 
 class Traffic:

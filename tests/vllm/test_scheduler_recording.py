@@ -8,7 +8,6 @@ runner, whose constructor is replaced because it wants a GPU.
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -16,21 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import pytest
-
-os.environ.update(
-    CUDA_VISIBLE_DEVICES="",
-    TRITON_INTERPRET="1",
-    VLLM_TARGET_DEVICE="cpu",
-    VLLM_NO_USAGE_STATS="1",
-    VLLM_USE_V2_MODEL_RUNNER="1",
-)
-
 import numpy as np
+import pytest
 import torch
-
-# Plain buffers in place of pinned ones; must come before the runner is imported.
-import vllm.v1.worker.cpu.shm  # noqa: F401
 from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected, post_update
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner, sort_batch_req_ids
 from vllm.v1.worker.gpu.states import RequestState
