@@ -17,8 +17,8 @@ from compile import ASCEND_910B3, CompiledKernel, compile_variant
 from compile import Variant as Compilation
 from hivm import EXACT, Alias, Execution, Modes, execute
 
+from fused_slots.backends.interpreter import InterpreterBackend
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
-from fused_slots.backends.triton_backend import TritonBackend
 from fused_slots.staging import StagedWrites
 
 
@@ -91,13 +91,11 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
     return tensor.as_strided((last + 1,), (1,)).numpy()
 
 
-class HivmBackend(TritonBackend):
+class HivmBackend(InterpreterBackend):
     """Block tables in host memory, worked on by executed Ascend code."""
 
     name = "ascend code"
-    reads_tensors_on_host = False
-    npu = True
-    fault_dtype = torch.int32
+    reads_tensors_on_host = False  # as a device: contents are made safe, not checked
     target: ClassVar[str] = ASCEND_910B3
     modes: ClassVar[Modes] = EXACT
     seed: ClassVar[int] = 0
@@ -105,19 +103,10 @@ class HivmBackend(TritonBackend):
     def make_launcher(self) -> Launcher:
         return HivmLauncher(self.target, self.modes, self.seed)
 
-    def upload(self, packet: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(packet)
-
     def apply_writes(self, writes: StagedWrites) -> None:
         """On the host: what is under test here is the mapping of tokens."""
         self.arena.numpy()[writes.destinations(self.layout)] = writes.column_ids
         self.num_columns.numpy()[:, writes.rows] = writes.filled.T
-
-    def synchronize(self) -> None:
-        """Nothing: a launch has finished when it returns."""
-
-    def refuse_capture(self, operation: str) -> None:
-        """Nothing: host memory has no graphs."""
 
 
 @contextmanager

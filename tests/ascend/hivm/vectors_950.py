@@ -3,21 +3,16 @@
 On 950 the compiler writes vector functions itself instead of calling a library: a loop that loads
 64 lanes from UB, works on them and stores them. A pointer into UB is a one-dimensional `View`
 that ends where its buffer does.
-int64 lanes live in a one-element cell, as the compiler passes them by reference.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from .memory import UnsupportedOperation, View
-
-if TYPE_CHECKING:
-    from .parser import Operation
 
 LANES = 64
 _PATTERN = {1: 1, 2: 2, 3: 3, 4: 4, 5: 8, 6: 16, 7: 32, 8: 64}  # lanes that a pge code switches on
@@ -48,7 +43,7 @@ def lanes_of(mask: np.ndarray) -> np.ndarray:
     return mask[::4] if mask.size == 4 * LANES else mask
 
 
-def _lanes(pointer: View, count: int) -> View:
+def lanes_view(pointer: View, count: int) -> View:
     return View(pointer.memory, pointer.dtype, pointer.base, pointer.offset, (count,), (1,))
 
 
@@ -57,11 +52,11 @@ def load_lanes(pointer: View, offset: int, distribution: int, post: int) -> np.n
     if offset or post or distribution not in (_NORMAL_LOAD, _BROADCAST_LOAD):
         raise UnsupportedOperation(f"vector load with mode {(offset, distribution, post)}")
     if distribution == _BROADCAST_LOAD:
-        return np.repeat(pointer.memory.read(_lanes(pointer, 1)), LANES)
-    return _with_poison(pointer.memory.read(_lanes(pointer, min(LANES, pointer.count))), LANES)
+        return np.repeat(pointer.memory.read(lanes_view(pointer, 1)), LANES)
+    return with_poison(pointer.memory.read(lanes_view(pointer, min(LANES, pointer.count))), LANES)
 
 
-def _with_poison(values: np.ndarray, size: int) -> np.ndarray:
+def with_poison(values: np.ndarray, size: int) -> np.ndarray:
     poison = np.full((size - values.size) * values.itemsize, 0xA5, np.uint8)
     return np.concatenate([values, poison.view(values.dtype)])
 
@@ -73,21 +68,21 @@ def store_lanes(
         raise UnsupportedOperation(f"vector store with mode {(offset, distribution, post)}")
     if distribution == _FIRST_LANE_STORE:
         mask = np.arange(LANES) < 1
-    _store_masked(_lanes(pointer, LANES), vector, mask)
+    store_masked(lanes_view(pointer, LANES), vector, mask)
 
 
-def _store_masked(view: View, vector: np.ndarray, mask: np.ndarray) -> None:
+def store_masked(view: View, vector: np.ndarray, mask: np.ndarray) -> None:
     mask = lanes_of(mask)
     active = int(mask.sum())
     if not mask[:active].all():
         raise UnsupportedOperation("a vector store with a scattered mask")
-    view.memory.write(_lanes(view, active), vector[:active])
+    view.memory.write(lanes_view(view, active), vector[:active])
 
 
 def store_predicate(mask: np.ndarray, pointer: View, align: bytes) -> tuple[bytes, View]:
     """64 predicate bits to UB, packed; the returned pair continues an unaligned stream."""
     packed = np.packbits(lanes_of(mask), bitorder="little")
-    pointer.memory.write(_lanes(pointer, LANES // 8), packed)
+    pointer.memory.write(lanes_view(pointer, LANES // 8), packed)
     return align, advance(pointer, LANES // 8)
 
 
@@ -96,7 +91,7 @@ def load_predicate(pointer: View, offset: int, distribution: int, post: int) -> 
     if offset or distribution or post:
         raise UnsupportedOperation(f"predicate load with mode {(offset, distribution, post)}")
     size = min(LANES // 2, pointer.count)
-    bits = np.unpackbits(pointer.memory.read(_lanes(pointer, size)), bitorder="little")
+    bits = np.unpackbits(pointer.memory.read(lanes_view(pointer, size)), bitorder="little")
     return np.concatenate([bits.astype(bool), np.ones(4 * LANES - bits.size, bool)])
 
 
@@ -106,8 +101,8 @@ def load_unaligned(pointer: View, align: bytes, post: int) -> tuple[np.ndarray, 
         raise UnsupportedOperation(f"unaligned vector load with post update {post}")
     if pointer.itemsize > 1:
         return load_lanes(pointer, 0, _NORMAL_LOAD, 0), align, pointer
-    packed = pointer.memory.read(_lanes(pointer, min(LANES // 8, pointer.count)))
-    return _with_poison(packed, 4 * LANES).view(np.int32), align, pointer
+    packed = pointer.memory.read(lanes_view(pointer, min(LANES // 8, pointer.count)))
+    return with_poison(packed, 4 * LANES).view(np.int32), align, pointer
 
 
 def predicate_of_vector(vector: np.ndarray, part: int) -> np.ndarray:
@@ -120,7 +115,7 @@ def store_unaligned(vector: np.ndarray, pointer: View, size: int, align: bytes
                     ) -> tuple[bytes, View]:  # fmt: skip
     """The first `size` bytes of a vector to any address."""
     lanes = size // pointer.itemsize
-    pointer.memory.write(_lanes(pointer, lanes), vector[:lanes])
+    pointer.memory.write(lanes_view(pointer, lanes), vector[:lanes])
     return align, advance(pointer, lanes)
 
 
@@ -204,11 +199,11 @@ for _kind, _function in {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.b
 for _kind, _function in {"shr": np.right_shift, "shl": np.left_shift}.items():
     _OPERATIONS[f"v{_kind}s.s.x"] = _OPERATIONS[f"v{_kind}.s.x"] = _masked(_function)
 _OPERATIONS["vshls.u.x"] = _masked(np.left_shift)  # the same bits whatever the sign
-_COMPARE = {
+COMPARE = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
     "gt": np.greater, "ge": np.greater_equal,
 }  # fmt: skip
-for _kind, _function in _COMPARE.items():
+for _kind, _function in COMPARE.items():
     _OPERATIONS[f"vcmp.{_kind}.s.z"] = _OPERATIONS[f"vcmps.{_kind}.s.z"] = _masked(_function)
 
 
@@ -222,102 +217,6 @@ def find(name: str, result: str) -> Callable[..., Any]:
     return _OPERATIONS[short]
 
 
-def _truncated_division(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    quotient = np.trunc(a.astype(np.float64) / b.astype(np.float64))
-    return quotient.astype(np.int64).astype(np.int32)
-
-
-def _divide_lanes(rt: Any, a: np.ndarray, b: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    mask = lanes_of(mask)
-    safe = np.where(mask & (b != 0), b, 1)
-    return np.where(mask, _truncated_division(a, safe), 0).astype(np.int32)
-
-
-def _modulo_lanes(rt: Any, a: np.ndarray, b: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    mask = lanes_of(mask)
-    return np.where(mask, a - _divide_lanes(rt, a, b, mask) * b, 0).astype(np.int32)
-
-
-def _load_wide(rt: Any, cell: list[Any], view: View, offset: int) -> None:
-    at = View(view.memory, view.dtype, view.base, view.offset + offset, (LANES,), (1,))
-    cell[0] = _with_poison(view.memory.read(_lanes(at, min(LANES, view.count))), LANES)
-
-
-def _store_wide(rt: Any, view: View, offset: int, mask: np.ndarray, cell: list[Any]) -> None:
-    at = View(view.memory, view.dtype, view.base, view.offset + offset, (LANES,), (1,))
-    _store_masked(at, cell[0], mask)
-
-
-def _set_cell(make: Callable[..., np.ndarray]) -> Callable[..., None]:
-    def set_cell(rt: Any, cell: list[Any], *operands: Any) -> None:
-        cell[0] = make(*operands)
-
-    return set_cell
-
-
-_CALLS: dict[str, Callable[..., Any]] = {
-    "_mlir_ciface_vdiv_int32_t": _divide_lanes,
-    "_mlir_ciface_vmod_int32_t": _modulo_lanes,
-    "_mlir_ciface_cast_int64_t_to_int32_t": lambda rt, cell, mask: rt.modes.to_int32(cell[0]),
-    "_mlir_ciface_cast_int64_t_to_float": lambda rt, cell, *_: cell[0].astype(np.float32),
-    "_mlir_ciface_cast_int32_t_to_int64_t": _set_cell(lambda v, mask: v.astype(np.int64)),
-    "_mlir_ciface_vmod_int64_t": lambda rt, out, a, b, mask: out.__setitem__(
-        0, np.fmod(a[0], np.where(b[0] == 0, 1, b[0]))
-    ),
-    "_mlir_ciface_vdups_int64_t": _set_cell(lambda v, mask: np.full(LANES, v, np.int64)),
-    "_mlir_ciface_vbr_int64_t": _set_cell(lambda v: np.full(LANES, v, np.int64)),
-    "_mlir_ciface_vmuls_int64_t": _set_cell(lambda c, v, mask: c[0] * np.int64(v)),
-    "vload_NORM_int64_t_rank1": _load_wide,
-    "masked_store_NORM_B64_int64_t_rank1": _store_wide,
-}
-
-
-def _compare_wide(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    return lambda rt, a, b, mask: np.asarray(function(a[0], b[0])) & lanes_of(mask)
-
-
-for _kind, _function in _COMPARE.items():
-    _CALLS[f"_mlir_ciface_vcmp_{_kind}_int64_t"] = _compare_wide(_function)
-
-
-def is_call(name: str) -> bool:
-    return name.startswith(("_mlir_ciface_", "vload_", "masked_store_"))
-
-
-def find_call(name: str) -> Callable[..., Any]:
-    if name not in _CALLS:
-        raise UnsupportedOperation(f"vector library call @{name}")
-    return _CALLS[name]
-
-
-# Rules for the llvm operations that wrap a memref: a struct of a memref is its View.
-
-
-def on_extractvalue(translator: Any, op: Operation) -> str:
-    match = re.search(r"%([\w-]+)\[(\d)", op.text)
-    assert match, op.text
-    view = "v" + match.group(1).replace("-", "m")
-    if "array<" not in op.text and "ptr<6>, ptr<6>" not in op.text:  # a real pair, no memref
-        return f"{view}[{match.group(2)}]"
-    return {"1": f"pointer({view})", "2": f"{view}.offset"}[match.group(2)]
-
-
-def on_getelementptr(translator: Any, op: Operation) -> str:
-    base, index = ("v" + operand[1:].replace("-", "m") for operand in op.operands)
-    return f"advance({base}, {index})"
-
-
-def on_alloca(translator: Any, op: Operation) -> str:
-    if "vector_2xvl_s64" not in op.text:
-        raise UnsupportedOperation(f"llvm.alloca at line {op.line}: {op.text}")
-    return "[None]"
-
-
-def on_bitcast(translator: Any, op: Operation) -> str:
-    kind = "float32" if op.text.endswith("f32>") else "int32"
-    return f"v{op.operands[0][1:].replace('-', 'm')}.view('{kind}')"
-
-
 def pointer(view: View) -> View:
     """The start of a memref's buffer, with what is left of it as size; bools count in bytes."""
     if view.dtype is None:
@@ -329,6 +228,3 @@ def pointer(view: View) -> View:
 def advance(at: View, by: int) -> View:
     left = max(at.count - by, 0)
     return View(at.memory, at.dtype, at.base, at.offset + by, (left,), (1,))
-
-
-NAMES: dict[str, Any] = {"pointer": pointer, "advance": advance}
