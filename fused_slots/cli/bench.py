@@ -78,5 +78,8 @@ def _medians(document: dict[str, Any]) -> list[dict[str, Any]]:
 def _line(row: dict[str, Any]) -> str:
     text = f"{row['name']:<64}{row['median_us']:>12,.1f} us"
     if "ours_over_peer" in row:
-        text += f"   {row['ours_over_peer']:.2f} x the peer's {row['peer_us']:,.1f} us"
+        text += (
+            f"   in turns {row['ours_us']:,.1f} and the peer's {row['peer_us']:,.1f} us: "
+            f"{row['ours_over_peer']:.2f}"
+        )
     return text
