@@ -233,3 +233,18 @@ def test_variants_are_compiled_once(tmp_path, monkeypatch: pytest.MonkeyPatch) -
     other = Variant(variant.name, variant.kernel, variant.signature, {"TILE": 512})
     with pytest.raises(pytest.fail.Exception):
         compile_variant(other)
+
+
+def test_an_extended_product_keeps_both_halves() -> None:
+    lines = compiled("shift_and_mask").hivm.splitlines()
+    block = next(n for n, line in enumerate(lines) if "get_block_idx" in line)
+    product = next(n for n, line in enumerate(lines) if "vmuls_vs_1d" in line and "call" in line)
+    lines[product] = lines[product].replace("%c1000_i32", "%sum")
+    lines[block + 1 : block + 1] = [
+        "%low, %high = arith.mulsi_extended %arg7, %arg7 : i32",
+        "%sum = arith.addi %low, %high : i32",
+    ]
+    x = np.full(1024, 2, np.int32)
+    mask = 2**17 + 1  # squared: 4 * 2**32 + 2**18 + 1
+    outputs = execute(parse("\n".join(lines)), (1,), [x, x, 1024, 1, mask]).outputs
+    assert (outputs[1] == 4 + 2**18 + 1).all()

@@ -107,6 +107,12 @@ class Expressions:
 
     on_llvm_mlir_constant = on_arith_constant
 
+    def on_arith_mulsi_extended(self, op: Operation) -> str:
+        """Low and high half of a product."""
+        a, b = map(name, op.operands)
+        width = bits(op.text)
+        return f"(wrap({a} * {b}, {width}), wrap({a} * {b} >> {width}, {width}))"
+
     def on_arith_cmpi(self, op: Operation) -> str:
         match = re.match(r'"?([su])?(eq|ne|lt|le|gt|ge)"?', op.text)
         assert match, op.text
