@@ -17,9 +17,9 @@ os.environ.update(
 )
 
 # Plain buffers in place of pinned ones; must come before any runner module is imported.
-import vllm.v1.worker.cpu.shm  # noqa: E402, F401
+import vllm.v1.worker.cpu.shm  # noqa: F401
 
-from fused_slots.vllm import plugin  # noqa: E402
+from fused_slots.vllm import plugin
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -155,7 +155,7 @@ class Batch:
 
 
 def make_batch(life: Life, scheduled: list[tuple[Request, int]]) -> Batch:
-    """The batch of these requests: full-length arrays, graph padding, dummies, either index type."""
+    """These requests as a batch: full-length arrays, padding, dummies, either index type."""
     rng = life.random
     entries = [(request.row, request.computed, count) for request, count in scheduled]
     num_tokens = sum(count for *_, count in entries)
