@@ -21,6 +21,7 @@ from fused_slots.vllm.scheduler_model import Traffic, build_scheduler, groups_of
 from fused_slots.vllm.scheduler_scenarios import RecordingError, Scenario
 
 _ACCEPTANCE = 0.6
+_MAX_IDLE = 100
 
 
 @dataclass
@@ -78,9 +79,14 @@ class SchedulerLoop:
         )
 
     def run(self) -> Iterator[ScheduleStep]:
-        """The steps that schedule tokens; the runner does nothing with its tables in others."""
+        """The steps that schedule tokens; the runner does nothing with its tables in others.
+
+        Raises:
+            RecordingError: the traffic ran dry, or runner and scheduler disagree.
+        """
         in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         max_in_flight = 1 if self._scenario.asynchronous else 0
+        idle = 0
         while self.counts["steps"] < self._scenario.num_steps:
             self._add_requests()
             output = self._scheduler.schedule()
@@ -90,6 +96,13 @@ class SchedulerLoop:
             order = batch_order(output, decode_query_len=1 + self._scenario.draft_tokens)
             if order:
                 yield self._step(output, appends, order)
+            idle = 0 if order else idle + 1
+            if idle > _MAX_IDLE:
+                raise RecordingError(
+                    f"scenario {self._scenario.name}",
+                    expected=f"{self._scenario.num_steps} steps of traffic",
+                    actual=f"{self.counts['steps']}, then {idle} schedules without a token",
+                )
             in_flight.append((output, self._execute(output, order)))
             while len(in_flight) > max_in_flight:
                 self._update(*in_flight.popleft())

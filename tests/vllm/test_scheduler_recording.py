@@ -52,6 +52,12 @@ def test_a_scenario_whose_event_does_not_happen_is_not_written(tmp_path: Path) -
     assert not (tmp_path / "never_written").exists()
 
 
+def test_traffic_that_runs_dry_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    quiet = replace(find_scenario("preemption"), arrivals_per_step=0.0, output_tokens=(2, 3))
+    with pytest.raises(RecordingError, match=r"400 steps of traffic; got \d+, then 101 schedules"):
+        record(quiet, tmp_path / "never_written")
+
+
 def test_batch_order_is_that_of_the_real_runner_for_any_mix_of_requests() -> None:
     random = np.random.default_rng(0)
     for _ in range(200):
