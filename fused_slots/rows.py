@@ -4,40 +4,35 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import chain
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from fused_slots.faults import (
-    INT32_MAX,
-    BlockIdError,
-    InvalidArgumentError,
-    RowCapacityError,
-)
+from fused_slots.block_ids import check_request, plain_ids, raise_over_capacity
 from fused_slots.layout import TableLayout
-from fused_slots.staging import StagedWrites, merge_writes
+from fused_slots.staging import StagedWrites, merge_runs
 
 Int32Array = npt.NDArray[np.int32]
-
-_PLAIN_TYPES = frozenset((list, tuple, np.ndarray, array, range))
 
 
 class HostRows:
     """Row lengths on the host and the writes staged since the last step.
 
     `num_columns` (int32 [G, max_num_reqs]) is the truth about filled columns; the device's copy
-    follows when the staged writes are applied.
+    follows when the staged writes are applied. Writes are kept as runs: ids of one group that one
+    call appended to one row.
     """
 
     def __init__(self, layout: TableLayout) -> None:
         self._layout = layout
+        self._num_groups = layout.num_groups
+        self._max_num_reqs = layout.max_num_reqs
         self._columns_per_block = [group.columns_per_block for group in layout.groups]
+        self._widths = list(layout.widths)
         self._max_block_ids = list(layout.max_block_ids)
-        self.num_columns: Int32Array = np.zeros(
-            (layout.num_groups, layout.max_num_reqs), dtype=np.int32
-        )
+        # One row's lengths lie together: an append reads and writes a few of them.
+        self._lengths = np.zeros((layout.max_num_reqs, layout.num_groups), dtype=np.int32)
+        self.num_columns: Int32Array = self._lengths.T
         self._generations: Int32Array = np.zeros(layout.max_num_reqs, dtype=np.int32)
         self.largest_ids = [0] * layout.num_groups
         """Per group, the largest allocation block id ever staged."""
@@ -46,12 +41,12 @@ class HostRows:
     @property
     def pending(self) -> bool:
         """Whether writes wait to be applied."""
-        return bool(self._rows)
+        return bool(self._records)
 
     @property
     def staged_rows(self) -> frozenset[int]:
         """Rows with writes that wait to be applied."""
-        return frozenset(self._rows)
+        return frozenset(self._records)
 
     def stage(
         self,
@@ -69,161 +64,76 @@ class HostRows:
             redirect_to_null_block: stage the null block in place of every id.
 
         Raises:
-            InvalidArgumentError: the row or the number of groups is wrong.
+            InvalidArgumentError: the row, the number of groups or overwrite is wrong.
             BlockIdError: an id is not an int the group accepts.
             RowCapacityError: a row would hold more columns than it has.
         """
-        self._check_request(req_index, new_block_ids, overwrite)
-        ids, largest_ids = self._checked_ids(req_index, new_block_ids)
-        if not ids and not overwrite:
+        if (
+            type(req_index) is not int
+            or not 0 <= req_index < self._max_num_reqs
+            or type(overwrite) is not bool
+            or type(new_block_ids) not in (tuple, list)
+            or len(new_block_ids) != self._num_groups
+        ):
+            check_request(self._layout, req_index, new_block_ids, overwrite)
+        lengths = self._lengths[req_index]
+        runs: list[tuple[int, list[int], int, int]] = []
+        for g, group_ids in enumerate(new_block_ids):
+            if type(group_ids) is not list:
+                group_ids = plain_ids(self._layout, req_index, g, group_ids)
+            if not group_ids:
+                continue
+            # A bool or a float would pass the comparisons.
+            if not _INT.issuperset(map(type, group_ids)):
+                group_ids = plain_ids(self._layout, req_index, g, group_ids)
+            largest = max(group_ids)
+            if min(group_ids) < 0 or largest > self._max_block_ids[g]:
+                plain_ids(self._layout, req_index, g, group_ids)
+            begin = 0 if overwrite else int(lengths[g])
+            end = begin + len(group_ids) * self._columns_per_block[g]
+            if end > self._widths[g]:
+                raise_over_capacity(self._layout, req_index, g, begin, end)
+            runs.append((g, group_ids, end, largest))
+        if overwrite:
+            self._start_anew(req_index)
+        elif not runs:
             return
-        lengths = [len(group_ids) for group_ids in new_block_ids]
-        begins = [0] * len(lengths) if overwrite else self.num_columns[:, req_index].tolist()
-        ends = [
-            begin + length * n
-            for begin, length, n in zip(begins, lengths, self._columns_per_block, strict=True)
-        ]
-        for g, (end, width) in enumerate(zip(ends, self._layout.widths, strict=True)):
-            if end > width:
-                self._raise_over_capacity(req_index, g, begins[g], end)
-        if redirect_to_null_block:
-            ids = array("i", bytes(ids.itemsize * len(ids)))
-        else:
-            self.largest_ids = largest_ids
-        self._ids.extend(ids)
-        self._rows.append(int(req_index))
-        self._overwrites.append(bool(overwrite))
-        self._lengths.extend(lengths)
-        self._begins.extend(begins)
-        self._generations[req_index] += overwrite
-        self.num_columns[:, req_index] = ends
+        record = self._records.setdefault(int(req_index), len(self._records))
+        for g, group_ids, end, largest in runs:
+            if redirect_to_null_block:
+                self._ids.extend([0] * len(group_ids))
+            else:
+                self._ids.extend(group_ids)
+                if largest > self.largest_ids[g]:
+                    self.largest_ids[g] = largest
+            self._runs.extend((record, g, len(group_ids)))
+            lengths[g] = end
 
     def collect(self) -> StagedWrites:
         """The writes staged since `clear`; they stay pending until it is called."""
-        rows = np.array(self._rows, dtype=np.int64)
-        shape = (len(rows), self._layout.num_groups)
-        return merge_writes(
-            rows,
-            np.array(self._overwrites, dtype=np.bool_),
-            np.array(self._lengths, dtype=np.int64).reshape(shape),
-            np.array(self._begins, dtype=np.int64).reshape(shape),
-            np.array(self._ids, dtype=np.int32),
-            np.array(self._columns_per_block, dtype=np.int64),
-            self._generations,
-        )
+        rows = np.fromiter(self._records, dtype=np.int64, count=len(self._records))
+        filled = self._lengths[rows]
+        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 3)
+        ids = np.array(self._ids, dtype=np.int32)
+        return merge_runs(rows, filled, runs, ids, self._columns_per_block, self._generations[rows])
 
     def clear(self) -> None:
         """Forget the staged writes: the device has them."""
+        self._records: dict[int, int] = {}
+        self._runs = array("i")
         self._ids = array("i")
-        self._rows: list[int] = []
-        self._overwrites: list[bool] = []
-        self._lengths: list[int] = []
-        self._begins: list[int] = []
 
-    def _check_request(
-        self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool
-    ) -> None:
-        is_row = isinstance(req_index, (int, np.integer)) and not isinstance(req_index, bool)
-        if not is_row or not 0 <= req_index < self._layout.max_num_reqs:
-            raise InvalidArgumentError(
-                "req_index",
-                expected=f"a row in [0, {self._layout.max_num_reqs})",
-                actual=repr(req_index),
-                hint="max_num_reqs sets the number of rows",
-            )
-        if not isinstance(overwrite, (bool, np.bool_)):
-            raise InvalidArgumentError(
-                "overwrite", expected="True or False", actual=repr(overwrite)
-            )
-        if type(new_block_ids) not in (list, tuple) and not _is_list(new_block_ids):
-            self._raise_not_lists(req_index, type(new_block_ids).__name__)
-        if len(new_block_ids) != self._layout.num_groups:
-            self._raise_not_lists(req_index, str(len(new_block_ids)))
-
-    def _raise_not_lists(self, req_index: int, actual: str) -> NoReturn:
-        raise InvalidArgumentError(
-            f"new_block_ids of request row {req_index}",
-            expected=f"{self._layout.num_groups} lists, one per KV cache group",
-            actual=actual,
-        )
-
-    def _checked_ids(
-        self, req_index: int, new_block_ids: Sequence[Sequence[int]]
-    ) -> tuple[array[int], list[int]]:
-        """All groups' ids one behind the other, and the largest ids ever with these among them."""
-        try:
-            # `array` takes True for 1, and the elements of a tensor or of a set's random order.
-            if _PLAIN_TYPES.issuperset(map(type, new_block_ids)) and bool not in map(
-                type, chain.from_iterable(new_block_ids)
-            ):
-                return array("i", chain.from_iterable(new_block_ids)), self._largest(new_block_ids)
-        except (TypeError, ValueError, OverflowError):
-            pass  # found again below, with its place
-        lists = self._checked_one_by_one(req_index, new_block_ids)
-        return array("i", chain.from_iterable(lists)), self._largest(lists)
-
-    def _largest(self, new_block_ids: Sequence[Sequence[int]]) -> list[int]:
-        """The largest id ever staged, with these among them, per group.
-
-        Raises:
-            ValueError: an id is negative or too large for its group.
-        """
-        largest_ids = self.largest_ids.copy()
-        for g, group_ids in enumerate(new_block_ids):
-            if len(group_ids):
-                largest = max(group_ids)
-                if min(group_ids) < 0 or largest > self._max_block_ids[g]:
-                    raise ValueError(g)
-                if largest > largest_ids[g]:
-                    largest_ids[g] = int(largest)
-        return largest_ids
-
-    def _checked_one_by_one(
-        self, req_index: int, new_block_ids: Sequence[Sequence[int]]
-    ) -> list[list[int]]:
-        """The ids as Python ints; raises for the first that its group does not accept."""
-        lists: list[list[int]] = []
-        for g, group_ids in enumerate(new_block_ids):
-            where = f"new_block_ids of request row {req_index}, {self._layout.describe(g)}"
-            if not _is_list(group_ids):
-                raise BlockIdError(
-                    where, expected="a list of block ids", actual=type(group_ids).__name__
-                )
-            for place, block_id in enumerate(group_ids):
-                is_int = isinstance(block_id, (int, np.integer)) and not isinstance(block_id, bool)
-                if not is_int:
-                    raise BlockIdError(
-                        f"{where}, entry {place}", expected="an int", actual=repr(block_id)
-                    )
-                if not 0 <= block_id <= self._max_block_ids[g]:
-                    raise BlockIdError(
-                        f"{where}, entry {place}",
-                        expected=f"a block id in [0, {self._max_block_ids[g]}]",
-                        actual=str(block_id),
-                        hint=self._why_refused(g, int(block_id)),
-                    )
-            lists.append([int(block_id) for block_id in group_ids])
-        return lists
-
-    def _why_refused(self, g: int, block_id: int) -> str:
-        if 0 <= block_id <= INT32_MAX:
-            return f"The limit comes from the group: {self._layout.block_id_limit(g)}"
-        return "Block ids are non-negative int32 numbers"
-
-    def _raise_over_capacity(self, req_index: int, g: int, begin: int, end: int) -> NoReturn:
-        width = self._layout.widths[g]
-        raise RowCapacityError(
-            f"new_block_ids of request row {req_index}, {self._layout.describe(g)}",
-            expected=f"at most {width} columns in the row",
-            actual=f"{end} > {width} ({begin} filled, {end - begin} new)",
-            hint="Raise max_num_blocks of the group (max_num_blocks_per_group), or limit the "
-            "request's length; nothing was staged for any group",
-        )
+    def _start_anew(self, req_index: int) -> None:
+        """Empty a row; runs already staged for it are void."""
+        self._lengths[req_index] = 0
+        self._generations[req_index] += 1
+        record = self._records.get(int(req_index))
+        if record is None:
+            return
+        runs = np.array(self._runs, dtype=np.int32).reshape(-1, 3)
+        alive = runs[:, 0] != record
+        ids = np.array(self._ids, dtype=np.int32)[np.repeat(alive, runs[:, 2])]
+        self._runs, self._ids = array("i", runs[alive].tobytes()), array("i", ids.tobytes())
 
 
-def _is_list(values: object) -> bool:
-    """Whether these can be ids in an order of their own."""
-    if isinstance(values, np.ndarray):
-        return values.ndim > 0
-    is_text = isinstance(values, (str, bytes, bytearray, memoryview))
-    return isinstance(values, (Sequence, array)) and not is_text
+_INT = frozenset((int,))

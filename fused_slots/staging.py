@@ -7,6 +7,7 @@ reader can take those from the table and the others from the record while the ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,92 +26,84 @@ class StagedWrites:
 
     Args:
         rows: int64 [J], each row once.
-        starts: int64 [J, G], first column that changed; 0 after an overwrite.
-        filled: int64 [J, G], columns the row holds afterwards.
+        filled: int32 [J, G], columns the row holds afterwards.
+        counts: int64 [J, G], how many of them, the last ones, are new.
         offsets: int64 [J, G], where the record's ids begin in `column_ids`.
         column_ids: int32 [M], kernel block ids, record after record in [J, G] order.
         generations: int32 [J], how often each row was started anew.
     """
 
     rows: Int64Array
-    starts: Int64Array
-    filled: Int64Array
+    filled: Int32Array
+    counts: Int64Array
     offsets: Int64Array
     column_ids: Int32Array
     generations: Int32Array
+
+    @property
+    def starts(self) -> Int64Array:
+        """int64 [J, G], first column that changed; 0 after an overwrite."""
+        return self.filled - self.counts
 
     def destinations(self, layout: TableLayout) -> Int64Array:
         """int64 [M], the element of the tables' arena that each of `column_ids` goes to."""
         offsets = np.array(layout.offsets[: layout.num_groups], dtype=np.int64)
         widths = np.array(layout.widths, dtype=np.int64)
         first = offsets + self.rows[:, None] * widths + self.starts
-        return _ranges(first.ravel(), (self.filled - self.starts).ravel())
+        return _ranges(first.ravel(), self.counts.ravel())
 
 
-def merge_writes(
+def merge_runs(
     rows: Int64Array,
-    overwrites: npt.NDArray[np.bool_],
-    lengths: Int64Array,
-    begins: Int64Array,
+    filled: Int32Array,
+    runs: Int64Array,
     block_ids: Int32Array,
-    columns_per_block: Int64Array,
+    columns_per_block: Sequence[int],
     generations: Int32Array,
 ) -> StagedWrites:
-    """Merge calls in the order in which they were made into one record per row and group.
+    """Merge runs, in the order in which they were staged, into one record per row and group.
 
     Args:
-        rows: int64 [C], the row of each call.
-        overwrites: bool [C], whether the call started the row anew.
-        lengths: int64 [C, G], allocation blocks that the call brought.
-        begins: int64 [C, G], columns that the row held before it (0 if it overwrote).
-        block_ids: int32, allocation block ids, call after call and group after group.
-        columns_per_block: int64 [G], n.
-        generations: int32 [max_num_reqs], how often each row was started anew.
+        rows: int64 [J], the row of each record.
+        filled: int32 [J, G], columns that each row holds with all runs.
+        runs: int64 [C, 3], record, group and number of ids of each run.
+        block_ids: int32, the runs' allocation block ids, run after run.
+        columns_per_block: n of each group.
+        generations: int32 [J], how often each row was started anew.
     """
-    run_begins = (np.cumsum(lengths) - lengths.ravel()).reshape(lengths.shape)
-    unique_rows, first_calls = np.unique(rows, return_index=True)
-    if len(unique_rows) == len(rows):
-        starts, ids, counts = begins, block_ids, lengths * columns_per_block
-        unique_rows = rows
+    num_records, num_groups = filled.shape
+    places, lengths = runs[:, 0] * num_groups + runs[:, 1], runs[:, 2]
+    n = np.array(columns_per_block, dtype=np.int64)
+    in_order = not (places[1:] <= places[:-1]).any()
+    if not in_order:
+        # A row was appended to again: its runs become neighbours, in the order of their calls.
+        order = np.argsort(places, kind="stable")
+        begins = np.cumsum(lengths) - lengths
+        block_ids = block_ids[_ranges(begins[order], lengths[order])]
+        places, lengths = places[order], lengths[order]
+    per_run = n[places % num_groups] if num_groups else lengths
+    counts = np.zeros(num_records * num_groups, dtype=np.int64)
+    if in_order:
+        counts[places] = lengths * per_run
     else:
-        alive = _survives_overwrites(rows, overwrites)
-        rows, lengths, begins = rows[alive], lengths[alive], begins[alive]
-        unique_rows, first_calls, rank = np.unique(rows, return_index=True, return_inverse=True)
-        starts = begins[first_calls]
-        # Runs of one row and group become neighbours, in the order of their calls.
-        calls, groups = np.indices(lengths.shape)
-        order = np.lexsort((calls.ravel(), groups.ravel(), rank[calls].ravel()))
-        run_lengths = lengths.ravel()[order]
-        ids = block_ids[_ranges(run_begins[alive].ravel()[order], run_lengths)]
-        merged = np.zeros(starts.shape, dtype=np.int64)
-        np.add.at(merged, rank, lengths)
-        lengths, counts = merged, merged * columns_per_block
-    n = np.repeat(np.broadcast_to(columns_per_block, lengths.shape).ravel(), lengths.ravel())
+        np.add.at(counts, places, lengths * per_run)
     return StagedWrites(
-        rows=unique_rows,
-        starts=starts,
-        filled=starts + counts,
-        offsets=(np.cumsum(counts) - counts.ravel()).reshape(counts.shape),
-        column_ids=_split_blocks(ids, n),
-        generations=generations[unique_rows],
+        rows=rows,
+        filled=filled,
+        counts=counts.reshape(num_records, num_groups),
+        offsets=(np.cumsum(counts) - counts).reshape(num_records, num_groups),
+        column_ids=_split_blocks(block_ids, lengths, per_run, max(columns_per_block, default=1)),
+        generations=generations,
     )
 
 
-def _survives_overwrites(
-    rows: Int64Array, overwrites: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.bool_]:
-    """Which calls no later overwrite of the same row makes void."""
-    calls = np.arange(len(rows))
-    last_overwrite = np.zeros(int(rows.max()) + 1, dtype=np.int64)
-    np.maximum.at(last_overwrite, rows[overwrites], calls[overwrites])
-    alive: npt.NDArray[np.bool_] = calls >= last_overwrite[rows]
-    return alive
-
-
-def _split_blocks(block_ids: Int32Array, n: Int64Array) -> Int32Array:
+def _split_blocks(
+    block_ids: Int32Array, lengths: Int64Array, per_run: Int64Array, most: int
+) -> Int32Array:
     """Each allocation block k as its n columns k·n ... k·n + n - 1."""
-    if not len(n) or n.max() == 1:
+    if most == 1:
         return block_ids
+    n = np.repeat(per_run, lengths)
     columns: Int32Array = _ranges(block_ids * n, n).astype(np.int32)
     return columns
 

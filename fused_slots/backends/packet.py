@@ -11,7 +11,7 @@ from fused_slots.staging import StagedWrites
 
 def packet_size(writes: StagedWrites, layout: TableLayout) -> int:
     """int32 elements of the packet."""
-    fields = layout.max_num_reqs + 2 * len(writes.rows) + 3 * writes.starts.size
+    fields = layout.max_num_reqs + 2 * len(writes.rows) + 3 * writes.counts.size
     return fields + len(writes.column_ids)
 
 
@@ -25,7 +25,7 @@ def pack_writes(writes: StagedWrites, layout: TableLayout, packet: npt.NDArray[n
     """
     num_rows, num_written = layout.max_num_reqs, len(writes.rows)
     lines_end = num_rows + 2 * num_written
-    records_end = lines_end + 3 * writes.starts.size
+    records_end = lines_end + 3 * writes.counts.size
     packet[:num_rows] = -1
     packet[writes.rows] = np.arange(num_written, dtype=np.int32)
     packet[num_rows:lines_end:2] = writes.rows

@@ -32,6 +32,7 @@ from fused_slots.staging import StagedWrites
 
 _FAULT_DETAILS = 64
 _DETAIL_WIDTH = 5
+_Choice = tuple[torch.dtype, torch.dtype, bool, bool]
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
 
@@ -60,6 +61,9 @@ class TritonBackend(Backend):
         self._sharded = layout.context_parallel.size > 1
         self._has_ring = any(group.circular and group.maps_slots for group in layout.groups)
         self._launches: dict[Variant, Launch] = {}
+        # By what a call decides, so that a step hashes no variant.
+        self._slots_launches: dict[_Choice, Launch] = {}
+        self._step_launches: dict[_Choice, Launch] = {}
         self._out_tables: dict[tuple[int, ...], torch.Tensor] = {}
         self.launcher = self.make_launcher()
         self.init_layout()
@@ -137,7 +141,7 @@ class TritonBackend(Backend):
             num_reqs, num_tokens_padded, capacity, self._map_tile, self._by_request
         )
         replay = replay_start is not None and self.layout.replay_window > 0
-        variant = self._slots_variant(idx_mapping.dtype, out.dtype, replay, flat=False)
+        launch = self._slots_launch(idx_mapping.dtype, out.dtype, replay, False)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
         numbers = [out.stride(0), capacity, num_reqs, positions.shape[0]]
         numbers += [tokens.num_tiles, tokens.num_pad]
@@ -145,15 +149,15 @@ class TritonBackend(Backend):
             numbers += [tokens.query_len_inverse, tokens.search_steps]
         starts = self._no_packet if replay_start is None else replay_start
         tensors = (out, idx_mapping, query_start_loc, positions, starts)
-        self._bound(variant)(programs, tensors, numbers)
+        launch(programs, tensors, numbers)
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens, capacity = rows.shape[0], out.shape[1]
         tokens = plan.plan_tokens(0, num_tokens, capacity, plan.TILE)
-        variant = self._slots_variant(rows.dtype, out.dtype, replay=False, flat=True)
+        launch = self._slots_launch(rows.dtype, out.dtype, False, True)
         numbers = (out.stride(0), capacity, 0, num_tokens, tokens.num_tiles, tokens.num_pad, 1, 0)
         tensors = (out, rows, self._no_packet, positions, self._no_packet)
-        self._bound(variant)(tokens.num_tiles + tokens.num_pad, tensors, numbers)
+        launch(tokens.num_tiles + tokens.num_pad, tensors, numbers)
 
     def clear_input_tables(self, num_reqs: int) -> None:
         end = max(num_reqs, self._dirty_rows)
@@ -238,13 +242,13 @@ class TritonBackend(Backend):
         if writes is not None:
             packet = self.upload(writes)
             written = len(writes.rows)
-            longest = int((writes.filled - writes.starts).max(initial=0))
+            longest = int(writes.counts.max(initial=0))
             write_chunks = max(plan.gather_chunks(longest), 1)
         num_write = plan.write_programs(written, write_chunks)
         replay = replay_start is not None and layout.replay_window > 0
         null_columns = num_computed_tokens is not None and not self._sharded
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
-        variant = self._step_variant(index_dtype, slots.dtype, replay, whole=out is not None)
+        launch = self._step_launch(index_dtype, slots.dtype, replay, out is not None)
         nothing = self._no_packet
         tensors = (
             slots,
@@ -274,7 +278,7 @@ class TritonBackend(Backend):
         )
         programs = num_gather + tokens.num_tiles + tokens.num_pad + num_write
         if programs:
-            self._bound(variant)(programs, tensors, numbers)
+            launch(programs, tensors, numbers)
         if writes is not None:
             self.uploaded_packet_used()
 
@@ -327,6 +331,26 @@ class TritonBackend(Backend):
             ("REPLAY", replay),
             ("CHECKED", self.checked),
         ]
+
+    def _slots_launch(
+        self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
+    ) -> Launch:
+        key = (index_dtype, slot_dtype, replay, flat)
+        launch = self._slots_launches.get(key)
+        if launch is None:
+            launch = self._bound(self._slots_variant(*key))
+            self._slots_launches[key] = launch
+        return launch
+
+    def _step_launch(
+        self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, whole: bool
+    ) -> Launch:
+        key = (index_dtype, slot_dtype, replay, whole)
+        launch = self._step_launches.get(key)
+        if launch is None:
+            launch = self._bound(self._step_variant(*key))
+            self._step_launches[key] = launch
+        return launch
 
     def _bound(self, variant: Variant) -> Launch:
         launch = self._launches.get(variant)
