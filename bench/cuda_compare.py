@@ -6,8 +6,8 @@ slots and refuses to report a ratio if they do not. What is measured, see cuda_t
 - slots: compute_slot_mappings, four orders of the batch in turn;
 - steady: gather + slots, the same batch again and again (ours in one `step`);
 - whole: gather + slots, another order each time, so that every row is copied whole;
-- queued: whole steps with their appends and uploads;
-- host: the host's time for such a step.
+- host: the host's time for a whole step with its appends;
+- profile: device time of such a step, its uploads included, and what was launched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import triton
 
-from bench.cuda_timing import Timing, device_time, host_time, queued_time
+from bench.cuda_timing import Timing, device_time, host_time, profiled
 from bench.cuda_tune import filled_tables, permuted
 from fused_slots import AscendBlockTables
 from tests.workloads import MEASURED, StepTensors, Workload, workload
@@ -165,7 +165,10 @@ def compare(name: str, context: int | None, parts: str) -> dict[str, Any]:
 
         both("host", lambda side: host_time(prepare(side)))
         both("host slots", lambda side: host_time(partial(side.slots, sets[0], num_tokens)))
-        both("queued", lambda side: queued_time(lambda: prepare(side)))
+        profiles = [profiled(prepare(ours)), profiled(prepare(peer))]
+        ratio = round(profiles[1].device / max(profiles[0].device, 1e-9), 2)
+        mine, theirs = map(asdict, profiles)
+        result["profile"] = {"ours": mine, "vllm": theirs, "ratio": ratio}
     return result
 
 
@@ -174,7 +177,8 @@ def line(result: dict[str, Any]) -> str:
     cells.append(f"empty {result['empty']['median']:.2f}")
     for what, value in result.items():
         if isinstance(value, dict) and "ratio" in value:
-            mine, theirs = value["ours"]["median"], value["vllm"]["median"]
+            unit = "median" if "median" in value["ours"] else "device"
+            mine, theirs = value["ours"][unit], value["vllm"][unit]
             cells.append(f"{what} {mine:.2f}/{theirs:.1f}={value['ratio']:.1f}x")
     return " | ".join(cells)
 

@@ -57,28 +57,36 @@ def device_time(calls: Sequence[Callable[[], object]]) -> Timing:
     return Timing.of(samples)
 
 
-def queued_time(prepare: Callable[[], Callable[[], object]], steps: int = 40) -> Timing:
-    """Device time of one step whose host part may upload: steps queued behind a sleeping kernel."""
-    samples = []
-    for _ in range(7):
-        step = prepare()
-        for _ in range(3):
-            step()
-        torch.cuda.synchronize()
-        torch.cuda._sleep(400_000_000)
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        host_begin = time.perf_counter()
+@dataclass(frozen=True)
+class Profile:
+    """What the profiler saw of one step: device time of its kernels and copies, and calls."""
+
+    device: float
+    kernels: float
+    copies: float
+    synchronisations: float
+
+
+def profiled(step: Callable[[], object], steps: int = 40) -> Profile:
+    """Kernels, copies and synchronisations of whole steps, uploads included, per step."""
+    for _ in range(5):
+        step()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
         for _ in range(steps):
             step()
-        host = time.perf_counter() - host_begin
-        end.record()
-        still_asleep = not begin.query()
-        end.synchronize()
-        if not still_asleep:
-            raise RuntimeError(f"the host took {host * 1000:.0f} ms: the queue ran dry")
-        samples.append(begin.elapsed_time(end) * 1000 / steps)
-    return Timing.of(samples)
+        torch.cuda.synchronize()
+    device, kernels, copies, waits = 0.0, 0, 0, -1  # the wait at the end is ours
+    for event in profile.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            device += event.device_time_total
+            is_copy = event.name.startswith(("Memcpy", "Memset"))
+            copies += is_copy
+            kernels += not is_copy
+        elif event.name in ("cudaStreamSynchronize", "cudaDeviceSynchronize"):
+            waits += 1
+    return Profile(device / steps, kernels / steps, copies / steps, waits / steps)
 
 
 def host_time(call: Callable[[], object], repeats: int = 300, between: int = 10) -> Timing:

@@ -19,8 +19,8 @@ from bench.cuda_timing import device_time
 from fused_slots import AscendBlockTables, plan
 from tests.workloads import MEASURED, StepTensors, Workload, workload
 
-MAPPING = {"TILE": (128, 256, 512, 1024), "MAP_WARPS": (2, 4, 8)}
-STEP = {"SLOTS": (4, 8, 16), "COLUMNS": (64, 128, 256), "STEP_WARPS": (4, 8)}
+MAPPING = {"TILE": (32, 64, 128, 256), "MAP_WARPS": (1, 2, 4, 8)}
+STEP = {"STEP_TILE": (128, 256), "SLOTS": (8, 16), "COLUMNS": (32, 64), "STEP_WARPS": (4, 8)}
 
 
 @contextmanager
