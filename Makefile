@@ -12,8 +12,12 @@ ENV := .venv/.installed
 # Their tests run where the folder with its requirements exists.
 EXTRA_TESTS := $(foreach kind,ascend vllm,$(if $(wildcard tests/$(kind)/requirements.txt),test-$(kind)))
 
-.PHONY: help demo test test-main test-interpreted test-wheel test-ascend test-vllm lint bench \
-	verify-long clean
+# Each run leaves its own coverage data; `coverage`, at the end of `make test`, adds them up.
+MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
+
+.PHONY: help demo test test-main test-interpreted test-wheel test-ascend test-vllm \
+	forget-coverage coverage lint bench verify-long clean
+.NOTPARALLEL:
 
 help:
 	@echo 'make demo         replay a recorded schedule, check every slot, draw the block tables'
@@ -25,14 +29,14 @@ help:
 demo: $(ENV)
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
-test: test-main test-interpreted test-wheel $(EXTRA_TESTS)
+test: forget-coverage test-main test-interpreted test-wheel $(EXTRA_TESTS) coverage
 
 test-main: $(ENV)
-	$(RUN) -m pytest $(PYTEST_ARGS)
+	$(call MEASURED_PYTEST,$(RUN)) $(PYTEST_ARGS)
 
 # Triton decides at import whether its kernels are compiled or interpreted.
 test-interpreted: $(ENV)
-	TRITON_INTERPRET=1 $(RUN) -m pytest tests/kernels/interpreted $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(call MEASURED_PYTEST,$(RUN)) tests/kernels/interpreted $(PYTEST_ARGS)
 
 # The wheel is what users get: it must carry every file it needs and work without the source tree.
 test-wheel: $(ENV)
@@ -47,7 +51,14 @@ test-ascend: .venv-ascend/.installed
 	.venv-ascend/bin/python -m pytest tests/ascend $(PYTEST_ARGS)
 
 test-vllm: .venv-vllm/.installed
-	.venv-vllm/bin/python -m pytest tests/vllm $(PYTEST_ARGS)
+	$(call MEASURED_PYTEST,.venv-vllm/bin/python) tests/vllm $(PYTEST_ARGS)
+
+forget-coverage:
+	rm -f .coverage .coverage.*
+
+coverage: $(ENV)
+	$(RUN) -m coverage combine --quiet
+	$(RUN) -m coverage report --skip-covered --show-missing
 
 lint: $(ENV)
 	$(RUN) -m ruff check .
@@ -81,5 +92,6 @@ $(ENV): pyproject.toml constraints.txt
 	.venv-$*/bin/python $(PIP_INSTALL) -r tests/$*/requirements.txt
 	@if test -f tests/$*/requirements-no-deps.txt; then \
 		.venv-$*/bin/python $(PIP_INSTALL) --no-deps -r tests/$*/requirements-no-deps.txt; fi
+	.venv-$*/bin/python $(PIP_INSTALL) -c constraints.txt coverage
 	.venv-$*/bin/python $(PIP_INSTALL) --no-deps -e .
 	@touch $@
