@@ -141,6 +141,7 @@ def random_config(rng: Random, size: str, target: Target) -> Config:
     max_model_len = rng.choice((24, 40, 96) if small else (24, 64, 160, 400))
     aligned_rows = rng.random() < 0.6 and target.aligned_rows
     kinds = [kind for kind in target.kinds if kind != "ring" or cp.size == 1]
+    kinds += [kind for kind in kinds if kind == "sliding"]  # the kind with the most rules
     groups = tuple(
         _group(rng, rng.choice(kinds), cp, max_model_len, f"g{g}" if g % 2 else "")
         for g in range(num_groups)
@@ -173,7 +174,7 @@ def random_config(rng: Random, size: str, target: Target) -> Config:
 
 
 def _context_parallel(rng: Random) -> ContextParallel:
-    size = rng.choice((1, 1, 1, 2, 2, 3, 4, 5, 7, 8))
+    size = rng.choice((1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4, 5, 7, 8))
     return ContextParallel(size, rng.randrange(size), rng.choice((1, 1, 2, 3, 4, 8)))
 
 
