@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup, SlotMappingMode
+from fused_slots.block_tables import CACHED_VIEWS
 from fused_slots.reference import gathered_row, slot_mappings
 from tests.backends_under_test import (
     BACKENDS,
@@ -297,3 +298,15 @@ def test_warmup_and_layout_leave_results_alone(tables: AscendBlockTables) -> Non
     tables.init_block_table_layout_tensors()
     assert (slots(tables, [(0, [0, 17]), (1, [2])]), gathered(tables, [0, 1])) == before
     assert faults(tables) == []
+
+
+def test_every_number_of_rows_gets_its_own_views(make_tables: MakeTables) -> None:
+    """More sizes than are remembered, and back."""
+    sizes = [*range(CACHED_VIEWS + 3), 1, CACHED_VIEWS, 0]
+    tables = make_tables(GROUPS[:2], {0: [[5], [3]]}, max_num_reqs=CACHED_VIEWS + 3)
+    for size in sizes:
+        got = tables.gather_block_tables(int32(tables, [0][:size]), size)
+        assert [table.shape[0] for table in got] == [size, size]
+        owned = tables.input_block_tables
+        assert [t.data_ptr() for t in got if size] == [t.data_ptr() for t in owned if size]
+        assert [table.shape[0] for table in tables.get_dummy_block_tables(size)] == [size, size]
