@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fused_slots import env
-from fused_slots.layout import TableLayout
 
 TILE = 128
 """Tokens of a program of the by-token mapping."""
@@ -28,11 +27,20 @@ MAX_PAD_PROGRAMS = 64
 SLOTS = 16
 """Batch slots of a gathering program."""
 
-CHUNK = 1024
-"""Columns of a gathering or writing program."""
-
 COLUMNS = 32
-"""Columns that it copies at a time."""
+"""Columns that a gathering or writing program copies at a time, of each slot or record."""
+
+LONG = 2048
+"""Columns from which on batch slots are copied one by one."""
+
+GATHER_PROGRAMS = 264
+"""Gathering programs of all groups that helpers may fill up to: two a multiprocessor."""
+
+MAX_HELPERS = 16
+"""Programs that share the columns of the same batch slots."""
+
+CHUNK = 1024
+"""Columns of one staged record that a writing program writes."""
 
 RECORDS = 8
 """Staged records of a writing program."""
@@ -133,24 +141,15 @@ def by_request_chosen() -> bool:
     return env.PLAN.read() == "by_request"
 
 
-def gather_chunks(width: int) -> int:
-    """Chunks of a row of `width` columns."""
-    return ceil_div(width, CHUNK)
+def gather_helpers(num_slots: int, num_groups: int) -> int:
+    """Programs that share the columns of the same SLOTS batch slots."""
+    blocks = ceil_div(num_slots, SLOTS) * num_groups
+    return min(max(GATHER_PROGRAMS // max(blocks, 1), 1), MAX_HELPERS)
 
 
-def gather_programs(num_slots: int, max_chunks: int) -> int:
-    """Programs of one group that gather `num_slots` batch slots."""
-    return ceil_div(num_slots, SLOTS) * max_chunks
-
-
-def write_programs(num_rows: int, num_chunks: int) -> int:
-    """Programs of one group that write the staged records of `num_rows` rows."""
-    return ceil_div(num_rows, RECORDS) * num_chunks
-
-
-def max_gather_chunks(layout: TableLayout) -> int:
-    """Chunks of the widest group."""
-    return max(map(gather_chunks, layout.widths), default=0)
+def write_chunks(longest: int) -> int:
+    """Programs that share the columns of the same RECORDS staged records."""
+    return max(ceil_div(longest, CHUNK), 1)
 
 
 def ceil_div(value: int, divisor: int) -> int:

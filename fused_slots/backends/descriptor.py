@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -12,21 +12,20 @@ from fused_slots.layout import ARENA_ALIGNMENT, TableLayout
 DESCRIPTOR_WIDTH = 16
 
 
-def descriptor_lines(layout: TableLayout, state_offsets: Sequence[int]) -> torch.Tensor:
+def descriptor_lines(layout: TableLayout) -> torch.Tensor:
     """int32 [G, DESCRIPTOR_WIDTH] on the host, one line a group.
 
     Args:
         layout: the manager's sizes.
-        state_offsets: first chunk of each group in the gather's state.
     """
     lines = torch.zeros((layout.num_groups, DESCRIPTOR_WIDTH), dtype=torch.int32)
     for g in range(layout.num_groups):
-        line = _line(layout, g, state_offsets[g])
+        line = _line(layout, g)
         lines[g, : len(line)] = torch.tensor(line, dtype=torch.int32)
     return lines
 
 
-def _line(layout: TableLayout, g: int, state_offset: int) -> list[int]:
+def _line(layout: TableLayout, g: int) -> list[int]:
     """One group's numbers in the order of kernels/descriptor.py."""
     group = layout.groups[g]
     shards, rank = layout.shards(g)
@@ -46,7 +45,6 @@ def _line(layout: TableLayout, g: int, state_offset: int) -> list[int]:
         kind,
         int(group.prefix_cacheable),
         group.sliding_window_reach,
-        state_offset,
     ]
 
 

@@ -11,7 +11,6 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from fused_slots import plan
@@ -43,13 +42,12 @@ class TritonBackend(Backend):
         check_int32_positions(layout)
         super().__init__(layout, device, checked)
         num_groups, num_rows = layout.num_groups, layout.max_num_reqs
-        self._max_chunks = plan.max_gather_chunks(layout)
-        self._chunk_offsets = np.cumsum([0, *map(plan.gather_chunks, layout.widths)]).tolist()
         self._descriptor = self.allocate((num_groups, DESCRIPTOR_WIDTH), torch.int32, 0)
         self._generations = self.allocate((num_groups, num_rows), torch.int32, 0)
-        chunks = self._chunk_offsets[-1]
-        self._state_rows = self.allocate((chunks, num_rows), torch.int64, -1)
-        self._state_extents = self.allocate((chunks, num_rows, 2), torch.int32, 0)
+        self._state = self.allocate((num_groups, num_rows, 2), torch.int64, 0)
+        self._arrivals = self.allocate((num_groups, num_rows), torch.int32, 0)
+        self._full_extents = self.allocate((num_groups, 1), torch.int64, 0)
+        self._full_extents[:, 0].copy_(torch.tensor(layout.widths, dtype=torch.int64) << 32)
         self._faults = self.allocate((len(FaultCode) + 1, num_groups), torch.int64, 0)
         details = 1 + _FAULT_DETAILS * _DETAIL_WIDTH
         self._details = self.allocate((details,), torch.int64, 0)
@@ -85,7 +83,7 @@ class TritonBackend(Backend):
         """Wait until the device has finished all launches."""
 
     def init_layout(self) -> None:
-        self._descriptor.copy_(descriptor_lines(self.layout, self._chunk_offsets))
+        self._descriptor.copy_(descriptor_lines(self.layout))
 
     def apply_writes(self, writes: StagedWrites) -> None:
         self._step(writes=writes)
@@ -165,8 +163,8 @@ class TritonBackend(Backend):
             table[:end].zero_()
         self._dirty_rows = num_reqs
         # The caller may write into the rows it got, so the next gather must write all of them.
-        self._state_rows.fill_(-1)
-        self._state_extents[:, :, 0].fill_(plan.CHUNK)
+        self._state[:, :, 0].fill_(-2)
+        self._state[:, :, 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))
 
     def take_faults(self) -> list[Fault]:
         self.synchronize()
@@ -226,14 +224,14 @@ class TritonBackend(Backend):
     ) -> None:
         layout, slots = self.layout, self.slot_mappings
         num_reqs = 0 if idx_mapping is None else idx_mapping.shape[0]
-        gathered, max_chunks, num_slots = self.input_arena, self._max_chunks, 0
+        gathered, num_slots = self.input_arena, 0
         if out is not None:
-            gathered, widest = self._out_table(out)
-            max_chunks, num_slots = plan.gather_chunks(widest), num_reqs_padded
+            gathered, num_slots = self._out_table(out), num_reqs_padded
         elif idx_mapping is not None:
             num_slots = max(num_reqs_padded, self._dirty_rows)
             self._dirty_rows = num_reqs
-        num_gather = plan.gather_programs(num_slots, max_chunks)
+        helpers = plan.gather_helpers(num_slots, layout.num_groups)
+        num_gather = plan.ceil_div(num_slots, plan.SLOTS) * helpers
         tokens = TokenPlan(False, 0, 0, 1, 0)
         if query_start_loc is not None:
             capacity = layout.max_num_batched_tokens
@@ -243,8 +241,8 @@ class TritonBackend(Backend):
             packet = self.upload(writes)
             written = len(writes.rows)
             longest = int(writes.counts.max(initial=0))
-            write_chunks = max(plan.gather_chunks(longest), 1)
-        num_write = plan.write_programs(written, write_chunks)
+            write_chunks = plan.write_chunks(longest)
+        num_write = plan.ceil_div(written, plan.RECORDS) * write_chunks
         replay = replay_start is not None and layout.replay_window > 0
         null_columns = num_computed_tokens is not None and not self._sharded
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
@@ -266,7 +264,7 @@ class TritonBackend(Backend):
             num_reqs,
             0 if positions is None else positions.shape[0],
             num_slots,
-            max_chunks,
+            helpers,
             int(null_columns),
             written,
             write_chunks,
@@ -282,8 +280,8 @@ class TritonBackend(Backend):
         if writes is not None:
             self.uploaded_packet_used()
 
-    def _out_table(self, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, int]:
-        """Address, stride and width of each caller's table, on the device; and the widest."""
+    def _out_table(self, out: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Address, stride and width of each caller's table, on the device."""
         key = tuple(
             number
             for table in out
@@ -292,7 +290,7 @@ class TritonBackend(Backend):
         if key not in self._out_tables:
             lines = torch.tensor(key, dtype=torch.int64).view(len(out), 3)
             self._out_tables[key] = lines.to(self.device)
-        return self._out_tables[key], max(table.shape[1] for table in out)
+        return self._out_tables[key]
 
     def _slots_variant(
         self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
@@ -315,9 +313,10 @@ class TritonBackend(Backend):
             ("TILE", plan.STEP_TILE),
             ("PAD_TILE", plan.PAD_TILE),
             ("SLOTS", plan.SLOTS),
-            ("CHUNK", plan.CHUNK),
             ("COLUMNS", plan.COLUMNS),
+            ("LONG", plan.LONG),
             ("RECORDS", plan.RECORDS),
+            ("CHUNK", plan.CHUNK),
         )
         flags = self._flags(replay)
         constants = (*sizes, *flags[:-1], ("WHOLE", whole), flags[-1])
@@ -382,8 +381,8 @@ class TritonBackend(Backend):
                 self.arena,
                 self.num_columns,
                 self._generations,
-                self._state_rows,
-                self._state_extents,
+                self._state,
+                self._arrivals,
             )
         else:
             kernel = getattr(slot_mapping, variant.kernel)

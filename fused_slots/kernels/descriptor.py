@@ -32,8 +32,6 @@ CACHEABLE = tl.constexpr(11)
 """1 = replayed tokens are not written."""
 REACH = tl.constexpr(12)
 """sliding_window_reach in tokens; 0 = no column is nulled."""
-STATE_OFFSET = tl.constexpr(13)
-"""First chunk of the group in the gather's state."""
 
 KIND_NONE = tl.constexpr(0)
 KIND_RING = tl.constexpr(1)

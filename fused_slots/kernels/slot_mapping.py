@@ -85,8 +85,8 @@ def staged_record(packet_ptr, num_written_rows, row, live, filled, g, num_groups
     [row, generation], then [num_written_rows, G, 3] records [start, filled, first id], then ids.
 
     Returns:
-        Whether the row is written, its first written column, its filled columns after the
-        launch, and the address of its ids.
+        The row's record (-1 = it is not written), its first written column, its filled columns
+        after the launch, and the address of its ids.
     """
     record = tl.load(packet_ptr + row, mask=live & (num_written_rows > 0), other=-1)
     written = record >= 0
@@ -95,7 +95,7 @@ def staged_record(packet_ptr, num_written_rows, row, live, filled, g, num_groups
     start = tl.load(fields_ptr, mask=written, other=0)
     filled = tl.where(written, tl.load(fields_ptr + 1, mask=written, other=0), filled)
     first_id = tl.load(fields_ptr + 2, mask=written, other=0)
-    return written, start, filled, records_ptr + num_written_rows * num_groups * 3 + first_id
+    return record, start, filled, records_ptr + num_written_rows * num_groups * 3 + first_id
 
 
 @triton.jit
@@ -173,10 +173,10 @@ def map_tile(
     # The column is held inside the row, so the load does not wait for the row's length.
     element = safe_row.to(tl.int64) * width + tl.minimum(column, width - 1)
     if STAGED:
-        written, start, filled, ids = staged_record(
+        record, start, filled, ids = staged_record(
             packet_ptr, num_written_rows, safe_row, wanted, filled, g, num_groups, max_num_reqs
         )
-        staged = wanted & written & (column >= start)
+        staged = wanted & (record >= 0) & (column >= start)
         staged_id = tl.load(ids + (column - start), mask=staged & (column < filled), other=0)
         table_id = tl.load(first + element, mask=wanted & (staged == 0), other=0)
         block_id = tl.where(staged, staged_id, table_id)

@@ -2,19 +2,20 @@
 
 Programs of one KV cache group, by program_id(1), in four roles:
 
-1. gather: SLOTS batch slots times one chunk of CHUNK columns each; copies what changed since the
+1. gather: SLOTS batch slots each, shared by num_helpers programs; copies what changed since the
    same slot was gathered last;
 2. tokens: a tile of tokens each, as in slot_mapping.py;
 3. padding: PAD behind the last token tile;
-4. writers: RECORDS staged records times one chunk of columns each.
+4. writers: RECORDS staged records times one chunk of CHUNK columns each.
 
 There is no barrier, and none is needed: a record names the columns of a row from `start` on. The
 writers touch those and nothing else; readers (roles 1 and 2) take columns before `start` from the
 table and the others, like row lengths and generations of written rows, from the packet.
 
-The gather's state is per (group, chunk, batch slot), read and written by the one program that owns
-it: the row and its generation that the chunk was copied from, how many of its columns are filled,
-and how many are nulled. A row's generation grows when it is started anew.
+The gather's state is per (group, batch slot): the row and its generation that the slot was copied
+from, how many columns it has filled and how many are nulled. A row's generation grows when it is
+started anew. All helpers of a slot read its state; each counts itself in when it is done, and the
+last one, whichever that is, writes the new state. Nobody waits.
 """
 
 import triton
@@ -27,7 +28,6 @@ from fused_slots.kernels.descriptor import (
     OFFSET,
     OFFSET_UNIT,
     REACH,
-    STATE_OFFSET,
     WIDTH,
 )
 from fused_slots.kernels.mapping import (
@@ -40,24 +40,109 @@ from fused_slots.kernels.slot_mapping import map_or_pad, staged_record
 
 
 @triton.jit
-def changed_columns(old, new, CHUNK: tl.constexpr):
-    """The range between two extents; empty as (CHUNK, 0) where they are equal."""
-    low = tl.where(old == new, CHUNK, tl.minimum(old, new))
-    high = tl.where(old == new, 0, tl.maximum(old, new))
-    return low, high
+def changed_columns(
+    live,
+    exists,
+    row,
+    slot,
+    filled,
+    nulled,
+    generation,
+    state_ptr,
+    g,
+    max_num_reqs,
+    width,
+    WHOLE: tl.constexpr,
+):
+    """The range of columns of each batch slot that a gather must write, and the slot's new state.
+
+    A slot that keeps its row and the row's generation needs the columns between the old and the
+    new extent, and those between the old and the new number of nulled columns; another one needs
+    all it has and all it had.
+
+    Returns:
+        First column, end, and the key (generation and row) of the new state.
+    """
+    key = tl.where(exists, generation.to(tl.int64) * max_num_reqs + row, -1)
+    if WHOLE:
+        low = row * 0
+        high = low + width
+    else:
+        state = state_ptr + (g * max_num_reqs + slot).to(tl.int64) * 2
+        old_key = tl.load(state, mask=live, other=-1)
+        extents = tl.load(state + 1, mask=live, other=0)
+        old_filled = (extents >> 32).to(tl.int32)
+        old_nulled = (extents & 0xFFFFFFFF).to(tl.int32)
+        same_length, same_nulls = old_filled == filled, old_nulled == nulled
+        low = tl.where(same_length, width, tl.minimum(old_filled, filled))
+        low = tl.minimum(low, tl.where(same_nulls, width, tl.minimum(old_nulled, nulled)))
+        high = tl.where(same_length, 0, tl.maximum(old_filled, filled))
+        high = tl.maximum(high, tl.where(same_nulls, 0, tl.maximum(old_nulled, nulled)))
+        kept = key == old_key
+        low = tl.where(kept, low, 0)
+        high = tl.where(kept, high, tl.maximum(old_filled, filled))
+    return tl.where(live, low, 0), tl.where(live, high, 0), key
 
 
 @triton.jit
-def gather_chunk(
+def batch_slot(
+    slot,
+    live,
+    idx_mapping_ptr,
+    num_computed_ptr,
+    num_columns_ptr,
+    generations_ptr,
+    packet_ptr,
+    group,
+    g,
+    num_reqs,
+    num_groups,
+    max_num_reqs,
+    null_columns,
+    num_written_rows,
+    POW2: tl.constexpr,
+):
+    """What a batch slot holds: its row, the row's columns, and those below the sliding window.
+
+    Returns:
+        idx_mapping's entry, whether the row exists, the row, its filled and its nulled columns,
+        its generation, whether this launch writes it, from which column on, and its staged ids.
+    """
+    index = tl.load(idx_mapping_ptr + slot, mask=live & (slot < num_reqs), other=-1)
+    row = clamp_row(index, max_num_reqs)
+    exists = live & (row >= 0) & (row < max_num_reqs)
+    row = tl.where(exists, row, 0)
+    filled = tl.load(num_columns_ptr + g * max_num_reqs + row, mask=exists, other=0)
+    generation = tl.load(generations_ptr + g * max_num_reqs + row, mask=exists, other=0)
+    computed = tl.load(num_computed_ptr + row, mask=exists & (null_columns != 0), other=0)
+    record, start, filled, ids = staged_record(
+        packet_ptr, num_written_rows, row, exists, filled, g, num_groups, max_num_reqs
+    )
+    written = record >= 0
+    staged_generation = tl.load(
+        packet_ptr + max_num_reqs + 2 * tl.maximum(record, 0) + 1, mask=written, other=0
+    )
+    generation = tl.where(written, staged_generation, generation)
+    reach = tl.load(group + REACH)
+    below = tl.where(reach > 0, tl.maximum(computed - reach, 0), 0)
+    nulled = quotient(below, tl.load(group + COLUMN_SIZE), tl.load(group + COLUMN_SHIFT), POW2)
+    nulled = tl.minimum(nulled, filled)
+    return index, exists, row, filled, nulled, generation, written, start, ids
+
+
+@triton.jit
+def gather_slots(
     gathered_ptr,
+    gathered_stride,
+    gathered_width,
     idx_mapping_ptr,
     num_computed_ptr,
     descriptor_ptr,
     arena_ptr,
     num_columns_ptr,
     generations_ptr,
-    state_rows_ptr,
-    state_extents_ptr,
+    state_ptr,
+    arrivals_ptr,
     packet_ptr,
     faults_ptr,
     details_ptr,
@@ -67,96 +152,200 @@ def gather_chunk(
     num_slots,
     num_groups,
     max_num_reqs,
-    max_chunks,
+    num_helpers,
     null_columns,
     num_written_rows,
-    gathered_stride,
-    gathered_width,
     SLOTS: tl.constexpr,
-    CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LONG: tl.constexpr,
     POW2: tl.constexpr,
     WHOLE: tl.constexpr,
     CHECKED: tl.constexpr,
 ):
-    """Bring one chunk of columns of SLOTS batch slots up to date."""
+    """Bring SLOTS batch slots up to date; num_helpers programs share their columns.
+
+    Short changes are copied together, a tile of SLOTS x COLUMNS at a time that begins in each slot
+    where its change begins. Long ones are copied slot by slot in straight runs, which need one
+    address a run and so leave registers for more loads in flight.
+    """
     group = descriptor_ptr + g * DESCRIPTOR_WIDTH
-    width = tl.load(group + WIDTH)
-    slot = (program // max_chunks) * SLOTS + tl.arange(0, SLOTS)
-    chunk = program % max_chunks
-    chunk_begin = chunk * CHUNK
-    live = (slot < num_slots) & (chunk_begin < gathered_width)
-    index = tl.load(idx_mapping_ptr + slot, mask=live & (slot < num_reqs), other=-1)
-    row = clamp_row(index, max_num_reqs)
-    exists = live & (row >= 0) & (row < max_num_reqs)
-    too_large = live & (row >= max_num_reqs) & (chunk == 0)
-    count_faults(
-        faults_ptr,
-        details_ptr,
-        too_large,
-        ROW_OUT_OF_RANGE,
+    helper = program % num_helpers
+    first_slot = (program // num_helpers) * SLOTS
+    slot = first_slot + tl.arange(0, SLOTS)
+    live = slot < num_slots
+    index, exists, row, filled, nulled, generation, written, start, ids = batch_slot(
+        slot,
+        live,
+        idx_mapping_ptr,
+        num_computed_ptr,
+        num_columns_ptr,
+        generations_ptr,
+        packet_ptr,
+        group,
         g,
+        num_reqs,
         num_groups,
-        index,
-        slot * 0 - 1,
-        slot * 0 - 1,
-        CHECKED,
+        max_num_reqs,
+        null_columns,
+        num_written_rows,
+        POW2,
     )
-    safe_row = tl.where(exists, row, 0)
-    filled = tl.load(num_columns_ptr + g * max_num_reqs + safe_row, mask=exists, other=0)
-    written, start, filled, ids = staged_record(
-        packet_ptr, num_written_rows, safe_row, exists, filled, g, num_groups, max_num_reqs
+    low, high, key = changed_columns(
+        live,
+        exists,
+        row,
+        slot,
+        filled,
+        nulled,
+        generation,
+        state_ptr,
+        g,
+        max_num_reqs,
+        gathered_width,
+        WHOLE,
     )
-    computed = tl.load(num_computed_ptr + safe_row, mask=exists & (null_columns != 0), other=0)
-    reach = tl.load(group + REACH)
-    below = tl.where(reach > 0, tl.maximum(computed - reach, 0), 0)
-    nulled = quotient(below, tl.load(group + COLUMN_SIZE), tl.load(group + COLUMN_SHIFT), POW2)
-    nulled = tl.minimum(nulled, filled)
-    extent = tl.minimum(tl.maximum(filled - chunk_begin, 0), CHUNK)
-    null_extent = tl.minimum(tl.maximum(nulled - chunk_begin, 0), CHUNK)
-    if WHOLE:
-        low = tl.where(live, 0, CHUNK)
-        high = tl.where(live, tl.minimum(gathered_width - chunk_begin, CHUNK), 0)
-    else:
-        generation = tl.load(generations_ptr + g * max_num_reqs + safe_row, mask=exists, other=0)
-        record = tl.load(packet_ptr + safe_row, mask=exists & (num_written_rows > 0), other=-1)
-        generation_ptr = packet_ptr + max_num_reqs + 2 * tl.maximum(record, 0) + 1
-        staged_generation = tl.load(generation_ptr, mask=record >= 0, other=0)
-        generation = tl.where(record >= 0, staged_generation, generation)
-        key = tl.where(exists, generation.to(tl.int64) * max_num_reqs + safe_row, -1)
-        state = (tl.load(group + STATE_OFFSET) + chunk).to(tl.int64) * max_num_reqs + slot
-        old_key = tl.load(state_rows_ptr + state, mask=live, other=-1)
-        old_extent = tl.load(state_extents_ptr + 2 * state, mask=live, other=0)
-        old_null_extent = tl.load(state_extents_ptr + 2 * state + 1, mask=live, other=0)
-        new_low, new_high = changed_columns(old_extent, extent, CHUNK)
-        null_low, null_high = changed_columns(old_null_extent, null_extent, CHUNK)
-        kept = key == old_key
-        low = tl.where(kept, tl.minimum(new_low, null_low), 0)
-        high = tl.where(kept, tl.maximum(new_high, null_high), tl.maximum(old_extent, extent))
-        # After a dummy run the extents name whole chunks, also in rows that end earlier.
-        low = tl.where(live, low, CHUNK)
-        high = tl.where(live, tl.minimum(high, gathered_width - chunk_begin), 0)
-        # Every warp has loaded the old state, one of them stores the new: without the barrier a
-        # late warp would read the new one and copy nothing.
-        tl.debug_barrier()
-        tl.store(state_rows_ptr + state, key, mask=live)
-        tl.store(state_extents_ptr + 2 * state, extent, mask=live)
-        tl.store(state_extents_ptr + 2 * state + 1, null_extent, mask=live)
+    if helper == 0:
+        nowhere = slot * 0 - 1
+        too_large = live & (clamp_row(index, max_num_reqs) >= max_num_reqs)
+        count_faults(
+            faults_ptr,
+            details_ptr,
+            too_large,
+            ROW_OUT_OF_RANGE,
+            g,
+            num_groups,
+            index,
+            nowhere,
+            nowhere,
+            CHECKED,
+        )
     table = arena_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
-    source = table + safe_row.to(tl.int64) * width
-    target = gathered_ptr + slot.to(tl.int64) * gathered_stride
-    first = tl.min(low, axis=0) // COLUMNS * COLUMNS
-    last = tl.max(high, axis=0)
-    for begin in range(first, last, COLUMNS):
-        column = begin + tl.arange(0, COLUMNS)[None, :]
-        wanted = (column >= low[:, None]) & (column < high[:, None])
-        place = chunk_begin + column
-        alive = wanted & (place < filled[:, None]) & (place >= nulled[:, None])
-        staged = written[:, None] & (place >= start[:, None])
-        table_id = tl.load(source[:, None] + place, mask=alive & (staged == 0), other=0)
-        staged_ids = ids[:, None] + (place - start[:, None])
-        staged_id = tl.load(staged_ids, mask=alive & staged, other=0)
-        tl.store(target[:, None] + place, tl.where(staged, staged_id, table_id), mask=wanted)
+    width = tl.load(group + WIDTH)
+    longest = tl.max(high - low, axis=0)
+    if longest <= LONG:
+        source = table + row.to(tl.int64) * width
+        target = gathered_ptr + slot.to(tl.int64) * gathered_stride
+        for begin in range(helper * COLUMNS, longest, num_helpers * COLUMNS):
+            column = low[:, None] + (begin + tl.arange(0, COLUMNS)[None, :])
+            wanted = column < high[:, None]
+            alive = wanted & (column < filled[:, None]) & (column >= nulled[:, None])
+            staged = written[:, None] & (column >= start[:, None])
+            table_id = tl.load(source[:, None] + column, mask=alive & (staged == 0), other=0)
+            staged_ids = ids[:, None] + (column - start[:, None])
+            staged_id = tl.load(staged_ids, mask=alive & staged, other=0)
+            tl.store(target[:, None] + column, tl.where(staged, staged_id, table_id), mask=wanted)
+    else:
+        for one in range(first_slot, tl.minimum(first_slot + SLOTS, num_slots)):
+            copy_slot(
+                one,
+                helper,
+                num_helpers,
+                gathered_ptr + one.to(tl.int64) * gathered_stride,
+                gathered_width,
+                table,
+                width,
+                idx_mapping_ptr,
+                num_computed_ptr,
+                num_columns_ptr,
+                generations_ptr,
+                state_ptr,
+                packet_ptr,
+                group,
+                g,
+                num_reqs,
+                num_groups,
+                max_num_reqs,
+                null_columns,
+                num_written_rows,
+                SLOTS * COLUMNS,
+                POW2,
+                WHOLE,
+            )
+    if not WHOLE:
+        # All warps have read the old state before one thread arrives.
+        tl.debug_barrier()
+        last = True
+        if num_helpers > 1:
+            arrivals = arrivals_ptr + g * max_num_reqs + first_slot
+            last = tl.atomic_add(arrivals, 1) == num_helpers - 1
+        if last:
+            if num_helpers > 1:
+                tl.store(arrivals_ptr + g * max_num_reqs + first_slot, 0)
+            state = state_ptr + (g * max_num_reqs + slot).to(tl.int64) * 2
+            tl.store(state, key, mask=live)
+            tl.store(state + 1, (filled.to(tl.int64) << 32) | nulled.to(tl.int64), mask=live)
+
+
+@triton.jit
+def copy_slot(
+    slot,
+    helper,
+    num_helpers,
+    target,
+    gathered_width,
+    table,
+    width,
+    idx_mapping_ptr,
+    num_computed_ptr,
+    num_columns_ptr,
+    generations_ptr,
+    state_ptr,
+    packet_ptr,
+    group,
+    g,
+    num_reqs,
+    num_groups,
+    max_num_reqs,
+    null_columns,
+    num_written_rows,
+    RUN: tl.constexpr,
+    POW2: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """Copy this helper's runs of one batch slot, four of them in flight."""
+    _, exists, row, filled, nulled, generation, written, start, ids = batch_slot(
+        slot,
+        slot >= 0,
+        idx_mapping_ptr,
+        num_computed_ptr,
+        num_columns_ptr,
+        generations_ptr,
+        packet_ptr,
+        group,
+        g,
+        num_reqs,
+        num_groups,
+        max_num_reqs,
+        null_columns,
+        num_written_rows,
+        POW2,
+    )
+    low, high, _ = changed_columns(
+        slot >= 0,
+        exists,
+        row,
+        slot,
+        filled,
+        nulled,
+        generation,
+        state_ptr,
+        g,
+        max_num_reqs,
+        gathered_width,
+        WHOLE,
+    )
+    source = table + row.to(tl.int64) * width
+    start = tl.where(written, start, filled)
+    for begin in range(low + helper * RUN * 4, high, num_helpers * RUN * 4):
+        column = begin + tl.arange(0, RUN * 4)
+        wanted = column < high
+        alive = (column < filled) & (column >= nulled)
+        table_id = tl.load(source + column, mask=wanted & alive & (column < start), other=0)
+        if begin + RUN * 4 > start:
+            staged = wanted & alive & (column >= start)
+            staged_id = tl.load(ids + (column - start), mask=staged, other=0)
+            table_id = tl.where(staged, staged_id, table_id)
+        tl.store(target + column, table_id, mask=wanted)
 
 
 @triton.jit
@@ -220,7 +409,7 @@ def step_kernel(
     num_reqs,
     num_positions,
     num_slots,
-    max_chunks,
+    num_helpers,
     null_columns,
     num_written_rows,
     num_write_chunks,
@@ -233,8 +422,8 @@ def step_kernel(
     arena_ptr,  # int32, all groups' tables
     num_columns_ptr,  # int32 [G, max_num_reqs]
     generations_ptr,  # int32 [G, max_num_reqs]
-    state_rows_ptr,  # int64 [chunks of all groups, max_num_reqs], generation·max_num_reqs + row
-    state_extents_ptr,  # int32 [chunks of all groups, max_num_reqs, 2], filled and nulled columns
+    state_ptr,  # int64 [G, max_num_reqs, 2], key and extents of each batch slot
+    arrivals_ptr,  # int32 [G, max_num_reqs], at each first slot: helpers that are done; 0 at rest
     faults_ptr,  # int64 [codes + 1, G]
     details_ptr,  # int64, see count_faults
     num_groups,
@@ -245,9 +434,10 @@ def step_kernel(
     TILE: tl.constexpr,
     PAD_TILE: tl.constexpr,
     SLOTS: tl.constexpr,
-    CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
+    LONG: tl.constexpr,
     RECORDS: tl.constexpr,
+    CHUNK: tl.constexpr,
     POW2: tl.constexpr,
     SHARDED: tl.constexpr,
     RING: tl.constexpr,
@@ -269,16 +459,18 @@ def step_kernel(
             table_ptr = gathered_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
             table_width = tl.load(group + WIDTH)
             stride = table_width.to(tl.int64)
-        gather_chunk(
+        gather_slots(
             table_ptr,
+            stride,
+            table_width,
             idx_mapping_ptr,
             num_computed_ptr,
             descriptor_ptr,
             arena_ptr,
             num_columns_ptr,
             generations_ptr,
-            state_rows_ptr,
-            state_extents_ptr,
+            state_ptr,
+            arrivals_ptr,
             packet_ptr,
             faults_ptr,
             details_ptr,
@@ -288,14 +480,12 @@ def step_kernel(
             num_slots,
             num_groups,
             max_num_reqs,
-            max_chunks,
+            num_helpers,
             null_columns,
             num_written_rows,
-            stride,
-            table_width,
             SLOTS,
-            CHUNK,
             COLUMNS,
+            LONG,
             POW2,
             WHOLE,
             CHECKED,
