@@ -190,15 +190,16 @@ def test_all_groups_slots_are_one_launch() -> None:
 
 def test_lengths_are_sent_only_when_one_changed() -> None:
     tables = make()
-    manager = tables._storage.manager
+    lengths = tables._storage.manager.num_blocks.gpu
     tables.add_row(([3], [2], [6]), 0)
     tables.commit_block_table(1)
-    before = manager.launches
+    writes = lengths._version
     tables.commit_block_table(2)
-    assert manager.launches == before
+    assert lengths._version == writes
     tables.append_row(([4], [], []), 0)
     tables.commit_block_table(2)
-    assert manager.launches == before + 1
+    assert lengths._version == writes + 1
+    assert lengths[:, 0].tolist() == [2, 4, 1]
 
 
 def test_one_group_computed_alone_leaves_the_others_slots() -> None:

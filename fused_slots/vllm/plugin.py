@@ -120,7 +120,7 @@ class _Target:
 
     @property
     def readers(self) -> list[ModuleType]:
-        """Loaded modules that took the class under its name when they were imported."""
+        """Loaded modules with the class under its name: its own, and those that imported it."""
         root = self.module.__name__.split(".")[0] + "."
         loaded = [module for name, module in sys.modules.items() if name.startswith(root)]
         return [m for m in loaded if getattr(m, "__dict__", {}).get(self.name) is self.stock]
@@ -157,7 +157,6 @@ def _install() -> str:
         target.stand_in.stock = target.stock
         for module in target.readers:
             PATCHES.put(module, target.name, target.stand_in)
-        PATCHES.put(target.module, target.name, target.stand_in)
     on_ascend = targets[0].stand_in is FusedAscendBlockTables
     if on_ascend:
         # vllm-ascend binds its class to the runner's name for vLLM's; whichever came first.

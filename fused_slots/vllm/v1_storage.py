@@ -19,7 +19,6 @@ from fused_slots.arguments import check_count
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import InvalidArgumentError
 from fused_slots.groups import PAD_SLOT_ID, SlotMappingMode
-from fused_slots.staging import StagedWrites
 
 BlockIds = Sequence[int]
 Indices = Sequence[int] | npt.NDArray[Any] | torch.Tensor
@@ -224,24 +223,14 @@ class Storage:
             )
 
     def _commit_lengths(self, num_reqs: int, groups: Sequence[int]) -> None:
-        new = self._committed[:, :num_reqs].copy()
+        committed = self._committed[:, :num_reqs]
+        new = committed.copy()
         new[groups] = self.lengths[groups, :num_reqs]
-        rows = np.flatnonzero((new != self._committed[:, :num_reqs]).any(axis=0))
-        if not len(rows):
-            return
-        self._committed[:, rows] = new[:, rows]
-        filled = new[:, rows].T.astype(np.int64)
-        self.manager._backend.apply_writes(
-            StagedWrites(
-                rows=rows,
-                starts=filled,
-                filled=filled,
-                offsets=np.zeros_like(filled),
-                column_ids=np.zeros(0, dtype=np.int32),
-                generations=np.zeros(len(rows), dtype=np.int32),
-            )
-        )
-        self.manager.launches += 1
+        if not np.array_equal(new, committed):
+            committed[:] = new
+            # From pageable memory: the device has its own copy when the call returns.
+            device_lengths = self.manager.num_blocks.gpu[:, :num_reqs]
+            device_lengths.copy_(torch.from_numpy(new), non_blocking=True)
 
 
 def split_blocks(block_ids: Sequence[int] | npt.NDArray[Any], parts: npt.NDArray[Any]) -> Any:

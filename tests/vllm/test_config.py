@@ -190,6 +190,23 @@ def test_a_subclass_counts_as_its_base() -> None:
     assert (group.slot_mapping_mode, group.name) == (PAGED, "NewAttentionSpec")
 
 
+class AlignedSpec(interface.FullAttentionSpec):
+    """A spec whose backend reads block tables in longer pieces."""
+
+    @property
+    def block_table_token_alignment(self) -> int:
+        return 1024
+
+
+def test_a_specs_own_alignment_counts() -> None:
+    spec = AlignedSpec(block_size=16, **ATTENTION)
+    assert one_group(spec).row_width == 64
+    assert one_group(interface.FullAttentionSpec(block_size=16, **ATTENTION)).row_width == 64
+    assert one_group(AlignedSpec(block_size=128, **ATTENTION)).row_width == 8
+    assert one_group(AlignedSpec(block_size=256, **ATTENTION)).row_width == 4
+    assert one_group(AlignedSpec(block_size=384, **ATTENTION)).row_width == 8
+
+
 def test_layers_of_two_kinds_in_one_group_are_refused() -> None:
     mixed = uniform(make_spec("FullAttentionSpec"), make_spec("CircularBufferSpec"))
     with pytest.raises(BlockTableError, match="layers of one kind in a group; got paged and ring"):
