@@ -10,7 +10,9 @@ Inside `with CheckedMemory(seed)` every load, store and atomic of every launch i
 - programs run in a random order, and one that reads what another program of the launch has already
   written gets garbage: kernels may read such cells (they do, where that saves waiting for an
   answer) but must not let the value count;
-- atomics are exempt among themselves, not against plain accesses of other programs.
+- atomics are exempt among themselves, not against plain accesses of other programs;
+- what a program did before an atomic comes before what others do after their later atomic on the
+  same word, as on a GPU (acquire and release, Triton's default); nothing else orders programs.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from inspect import getcallargs
 from itertools import product
 from random import Random
@@ -38,6 +40,9 @@ Runs = list[tuple[int, int]]
 GARBAGE = (0, 1, -1, 77, -2_000_000_011, 2_000_000_011)
 """What a program reads where another one of its launch has written."""
 
+WORD = 4
+"""Bytes; the smallest element of these kernels."""
+
 REPORTED = 4
 """Addresses that an error names."""
 
@@ -46,25 +51,66 @@ class AccessError(AssertionError):
     """A kernel accessed memory that it must not touch, or two programs raced."""
 
 
-@dataclass
-class _Log:
-    """Accesses of one kind in one launch: addresses, the programs, and the values if written."""
+NOBODY, SEVERAL = 0, -1
+"""Who touched a word: a stretch of a program (numbered from 1 on), or one of these."""
 
-    addresses: list[np.ndarray] = field(default_factory=list)
-    programs: list[np.ndarray] = field(default_factory=list)
-    values: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, addresses: np.ndarray, program: int, values: np.ndarray | None = None) -> None:
-        self.addresses.append(addresses)
-        self.programs.append(np.full(len(addresses), program, dtype=np.int64))
-        if values is not None:
-            self.values.append(values.astype(np.int64))
+class _Order:
+    """Which stretches of programs come before the running one.
 
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        values = np.concatenate(self.values) if self.values else np.zeros(0, np.int64)
-        if not self.addresses:
-            return np.zeros(0, np.uint64), np.zeros(0, np.int64), values
-        return np.concatenate(self.addresses), np.concatenate(self.programs), values
+    A stretch is what a program does between two of its atomics.
+    """
+
+    def __init__(self) -> None:
+        self.now = NOBODY
+        self._mine = np.zeros(2, dtype=bool)
+        self._released: dict[int, set[int]] = {}
+
+    def begin_program(self) -> None:
+        self._start(set())
+
+    def foreign(self, who: np.ndarray) -> np.ndarray:
+        """Where a stretch was that does not come before this one (nor is it)."""
+        return ~self._mine[who]
+
+    def synchronize(self, words: np.ndarray, acquire_release: bool) -> None:
+        """An atomic on these words: acquire what was released there, release, begin anew."""
+        before = {*np.flatnonzero(self._mine).tolist()}
+        for word in set(words.tolist()) if acquire_release else ():
+            before |= self._released.get(word, set())
+            self._released[word] = set(before)
+        self._start(before)
+
+    def _start(self, before: set[int]) -> None:
+        self.now += 1
+        # One more than the stretches, and False: SEVERAL is its index.
+        self._mine = np.zeros(self.now + 2, dtype=bool)
+        self._mine[[NOBODY, self.now, *before]] = True
+
+
+class _Shadow:
+    """What one launch did to each 4-byte word of the memory that it may touch."""
+
+    def __init__(self, ranges: Runs) -> None:
+        self.low = np.array([low for low, _ in ranges], dtype=np.uint64)
+        self.high = np.array([high for _, high in ranges], dtype=np.uint64)
+        sizes = [-(-(high - low) // WORD) for low, high in ranges]
+        self._first = np.cumsum([0, *sizes])[:-1].astype(np.int64)
+        total = sum(sizes)
+        self.writers = np.zeros(total, dtype=np.int32)
+        self.readers = np.zeros(total, dtype=np.int32)
+        self.counted = np.zeros(total, dtype=bool)
+        self.counters: dict[int, set[int]] = {}
+        self.values = np.zeros(total, dtype=np.int64)
+
+    def words(self, addresses: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Each address's word, and whether its element lies within one range."""
+        if not len(self.low):
+            return np.zeros(len(addresses), np.int64), np.zeros(len(addresses), dtype=bool)
+        ranges = np.searchsorted(self.low, addresses, side="right") - 1
+        inside = (ranges >= 0) & (addresses + np.uint64(size) <= self.high[ranges])
+        offsets = (addresses - self.low[ranges]).astype(np.int64) // WORD
+        return self._first[ranges] + offsets, inside
 
 
 class CheckedMemory:
@@ -87,8 +133,8 @@ class CheckedMemory:
         self._forbidden: list[torch.Tensor] = []
         self._lent: list[torch.Tensor] = []
         self._stack = ExitStack()
-        self._program = 0
-        self._written = np.zeros(0, dtype=np.uint64)
+        self._order = _Order()
+        self._shadow = _Shadow([])
 
     def shuffle(self, seed: int | None) -> None:
         """Run each launch's programs in an order that follows from the seed; None: in Triton's."""
@@ -141,14 +187,13 @@ class CheckedMemory:
             grid = (*executor.grid, 1, 1)[:3]
             builder = interpreter.interpreter_builder
             builder.set_grid_dim(*grid)
-            programs = list(enumerate(product(*map(range, grid))))
+            programs = list(product(*map(range, grid)))
             if self._shuffled:
                 self._rng.shuffle(programs)
-            for self._program, place in programs:
-                self._written = np.unique(self._logs["store"].arrays()[0])
+            for place in programs:
+                self._order.begin_program()
                 builder.set_grid_idx(*place)
                 executor.fn(**arguments)
-            self._end()
 
         return call
 
@@ -156,56 +201,78 @@ class CheckedMemory:
         self.launches += 1
         allowed = [run for tensor in [*tensors, *self._lent] for run in _runs(tensor)]
         banned = [run for tensor in self._forbidden for run in _runs(tensor)]
-        ranges = _without(_merged(allowed), _merged(banned))
-        self._low = np.array([low for low, _ in ranges], dtype=np.uint64)
-        self._high = np.array([high for _, high in ranges], dtype=np.uint64)
-        self._logs = {"load": _Log(), "store": _Log(), "atomic": _Log()}
+        self._order = _Order()
+        self._shadow = _Shadow(_without(_merged(allowed), _merged(banned)))
 
     def _check(self, kind: str, pointers: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The addresses of the lanes that are on, all of them in bounds; and the mask."""
-        lanes = np.broadcast_to(mask.data, pointers.data.shape).ravel().astype(bool)
+        """The words of the lanes that are on, all of them in bounds; and the lanes."""
+        lanes = np.flatnonzero(np.broadcast_to(mask.data, pointers.data.shape))
         addresses = pointers.data.ravel()[lanes]
-        size = np.uint64(max(pointers.get_element_ty().primitive_bitwidth // 8, 1))
-        run = np.searchsorted(self._low, addresses, side="right") - 1
-        inside = run >= 0
-        inside &= addresses + size <= self._high[run] if len(self._high) else False
-        if not inside.all():
-            self._report(f"a {kind} outside every tensor of the launch", addresses[~inside])
+        size = max(pointers.get_element_ty().primitive_bitwidth // 8, 1)
+        words, inside = self._shadow.words(addresses, size)
+        self._refuse(f"a {kind} outside every tensor of the launch", ~inside, addresses)
         self.accesses[kind] += len(addresses)
-        return addresses, lanes
+        return words, lanes
 
     def _loading(self, load: Callable[..., Any]) -> Callable[..., Any]:
         def checked(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
-            addresses, lanes = self._check("load", pointers, mask)
-            self._logs["load"].add(addresses, self._program)
+            words, lanes = self._check("load", pointers, mask)
             result = load(builder, pointers, mask, *rest)
-            if len(self._written):
-                place = np.searchsorted(self._written, addresses)
-                foreign = self._written[np.minimum(place, len(self._written) - 1)] == addresses
-                if foreign.any():
-                    self.garbage += int(foreign.sum())
-                    flat = result.data.reshape(-1)
-                    flat[np.flatnonzero(lanes)[foreign]] = self._rng.choice(GARBAGE)
+            shadow = self._shadow
+            self._refuse_counted("read", words)
+            shadow.readers[words] = np.where(
+                self._order.foreign(shadow.readers[words]), SEVERAL, self._order.now
+            )
+            foreign = lanes[self._order.foreign(shadow.writers[words])]
+            if len(foreign):
+                self.garbage += len(foreign)
+                result.data.reshape(-1)[foreign] = self._rng.choice(GARBAGE)
             return result
 
         return checked
 
     def _storing(self, store: Callable[..., Any]) -> Callable[..., Any]:
         def checked(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-            addresses, lanes = self._check("store", pointers, mask)
+            words, lanes = self._check("store", pointers, mask)
+            shadow = self._shadow
             values = np.broadcast_to(value.data, pointers.data.shape).ravel()[lanes]
-            self._logs["store"].add(addresses, self._program, values)
+            other = self._order.foreign(shadow.writers[words])
+            clash = other & (shadow.values[words] != values)
+            shadow.values[words] = values
+            clash |= shadow.values[words] != values
+            self._refuse("two stores of different values to one address", clash, words)
+            self._refuse_counted("stored", words)
+            shadow.writers[words] = np.where(other, SEVERAL, self._order.now)
             return store(builder, pointers, value, mask, *rest)
 
         return checked
 
     def _counting(self, rmw: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(builder: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-            addresses, _ = self._check("atomic", pointers, mask)
-            self._logs["atomic"].add(addresses, self._program)
-            return rmw(builder, op, pointers, value, mask, *rest)
+        relaxed = interpreter._ir.MEM_SEMANTIC.RELAXED
+
+        def checked(
+            builder: Any, op: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any
+        ) -> Any:
+            words, _ = self._check("atomic", pointers, mask)
+            shadow = self._shadow
+            if len(words):
+                for touched, what in ((shadow.readers, "read"), (shadow.writers, "stored")):
+                    plain = self._order.foreign(touched[words])
+                    self._refuse(f"{what} by one program and counted by another", plain, words)
+                shadow.counted[words] = True
+                for word in words.tolist():
+                    shadow.counters.setdefault(word, set()).add(self._order.now)
+                self._order.synchronize(words, sem != relaxed)
+            return rmw(builder, op, pointers, value, mask, sem, scope)
 
         return checked
+
+    def _refuse_counted(self, what: str, words: np.ndarray) -> None:
+        """Refuse a plain access to what another program counts up, at the same time or later."""
+        for word in words[self._shadow.counted[words]].tolist():
+            who = np.array([*self._shadow.counters[word]], dtype=np.int32)
+            foreign = self._order.foreign(who)
+            self._refuse(f"{what} by one program and counted by another", foreign, who * 0 + word)
 
     def _lending(self, gather: Callable[..., None]) -> Callable[..., None]:
         def lent(backend: Any, idx: Any, padded: Any, computed: Any, out: Any) -> None:
@@ -214,41 +281,10 @@ class CheckedMemory:
 
         return lent
 
-    def _end(self) -> None:
-        """Look for races in what the launch's programs did."""
-        stores, store_programs, values = self._logs["store"].arrays()
-        order = np.lexsort((store_programs, stores))
-        stores, store_programs, values = stores[order], store_programs[order], values[order]
-        again = stores[1:] == stores[:-1]
-        clash = again & (values[1:] != values[:-1])
-        if clash.any():
-            self._report("two stores of different values to one address", stores[1:][clash])
-        self._foreign("counted by one program, stored by another", "atomic", stores, store_programs)
-        counted, count_programs, _ = self._logs["atomic"].arrays()
-        order = np.lexsort((count_programs, counted))
-        self._foreign(
-            "read by one program and counted by another",
-            "load",
-            counted[order],
-            count_programs[order],
-        )
-
-    def _foreign(self, what: str, kind: str, written: np.ndarray, writers: np.ndarray) -> None:
-        """No program does `kind` to an address that another program writes (sorted by address)."""
-        if not len(written):
-            return
-        addresses, programs, _ = self._logs[kind].arrays()
-        first = np.searchsorted(written, addresses, side="left")
-        last = np.searchsorted(written, addresses, side="right") - 1
-        touched = last >= first
-        first, last = first[touched], last[touched]
-        own = (writers[first] == programs[touched]) & (writers[last] == programs[touched])
-        if not own.all():
-            self._report(what, addresses[touched][~own])
-
-    def _report(self, what: str, addresses: np.ndarray) -> None:
-        places = ", ".join(f"{address:#x}" for address in addresses[:REPORTED].tolist())
-        raise AccessError(f"{what}: {len(addresses)} address(es), {places} program {self._program}")
+    def _refuse(self, what: str, wrong: np.ndarray, places: np.ndarray) -> None:
+        if wrong.any():
+            named = ", ".join(f"{place:#x}" for place in places[wrong][:REPORTED].tolist())
+            raise AccessError(f"{what}: {wrong.sum()} places, {named}")
 
 
 def _refused(*_: object) -> None:
@@ -331,4 +367,3 @@ def _quicker() -> list[tuple[Any, str, Any]]:
         # The interpreter computes int32 overflow checks and drops their result.
         (interpreter.interpreter_builder, "options", replace(options, sanitize_overflow=False)),
     ]
-

@@ -37,7 +37,15 @@ class Machine:
     spilled_bytes: int
     """Bytes of local memory that a thread uses."""
     shared_bytes: int
-    code_bytes: int
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """What is recorded of it."""
+        return {
+            "registers": self.registers,
+            "spilled": self.spilled_bytes,
+            "shared": self.shared_bytes,
+        }
 
 
 class OfflineLauncher(Launcher):
@@ -75,7 +83,6 @@ class OfflineLauncher(Launcher):
             compiled.asm["ptx"],
             *resource_usage(compiled.asm["cubin"]),
             compiled.metadata.shared,
-            len(compiled.asm["cubin"]),
         )
 
         def launch(*_: object) -> None:

@@ -14,6 +14,7 @@ import pytest
 if os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("set TRITON_INTERPRET=1, or use `make test-interpreted`")
 
+from fused_slots import plan as launch_plan
 from tests.kernels.checked_memory import CheckedMemory
 
 
@@ -23,6 +24,12 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckedMemory]:
     monkeypatch.setenv("FUSED_SLOTS_BACKEND", "interpreter")
     with CheckedMemory(seed=1) as memory:
         yield memory
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathered columns are shared by two programs where a GPU would take up to sixteen."""
+    monkeypatch.setattr(launch_plan, "MAX_HELPERS", 2)
 
 
 @pytest.fixture(params=["auto", "by_request"])

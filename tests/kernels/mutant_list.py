@@ -1,0 +1,80 @@
+"""Mutants of the kernels and of what launches them, killed by interpreted tests."""
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+MAPPING = "fused_slots/kernels/mapping.py"
+SLOTS = "fused_slots/kernels/slot_mapping.py"
+STEP = "fused_slots/kernels/step.py"
+BACKEND = "fused_slots/backends/triton_backend.py"
+PACKET = "fused_slots/backends/packet.py"
+
+KERNEL_TESTS = (
+    "tests/kernels/interpreted/test_big_steps.py",
+    "tests/kernels/interpreted/test_incremental_gather.py",
+    "tests/kernels/interpreted/test_simulated.py::test_every_step_agrees_with_both_oracles",
+    "--interpreted-steps=300",
+)
+
+KERNEL_MUTANTS = [
+    # The mapping
+    ("ignore the replay window", MAPPING, "        wanted = wanted & (replayed == 0)\n", ""),
+    ("replay ends one token late", MAPPING, "(position - replay_window < replay_start)", "(position - replay_window <= replay_start)"),
+    ("replay begins one token late", MAPPING, "(replay_start <= position)", "(replay_start < position)"),
+    ("replay everywhere", MAPPING, "& (replay_start <= position) & (cacheable != 0)", "& (replay_start <= position)"),
+    ("negative positions are mapped", MAPPING, " & (position >= 0) & (kind != KIND_NONE)", " & (kind != KIND_NONE)"),
+    ("state groups are mapped", MAPPING, " & (position >= 0) & (kind != KIND_NONE)", " & (position >= 0)"),
+    ("the last row does not exist", MAPPING, "(row < max_num_reqs) & (position >= 0)", "(row < max_num_reqs - 1) & (position >= 0)"),
+    ("swap rank", MAPPING, "mine = (run - stripe * shards) == rank", "mine = (run - stripe * shards) == shards - 1 - rank"),
+    ("ignore the interleave", MAPPING, "local = stripe * interleave + (within_block - run * interleave)", "local = stripe + (within_block - run * interleave)"),
+    ("one column a block", MAPPING, "column = block * columns_per_block + block_column", "column = block + block_column"),
+    ("a ring reads as pages", MAPPING, "column = tl.where(kind == KIND_RING, 0, column)", "column = column"),
+    ("ring offset from the clamped position", MAPPING, "ring_offset = remainder(position, column_size, POW2)", "ring_offset = remainder(place.to(tl.int64), column_size, POW2)"),
+    ("float32 slots", MAPPING, "slot = block_id.to(SLOT_DTYPE) * column_size.to(SLOT_DTYPE) + offset.to(SLOT_DTYPE)", "slot = (block_id.to(tl.float32) * column_size.to(tl.float32) + offset.to(tl.float32)).to(SLOT_DTYPE)"),
+    ("int32 slots", MAPPING, "slot = block_id.to(SLOT_DTYPE) * column_size.to(SLOT_DTYPE) + offset.to(SLOT_DTYPE)", "slot = (block_id * column_size + offset).to(SLOT_DTYPE)"),
+    ("fault counter of the next code", MAPPING, "faults_ptr + zero + code * num_groups + g", "faults_ptr + zero + (code - 1) * num_groups + g"),
+    ("more records than there is room for", MAPPING, "keep = faulty & (ticket < FAULT_DETAILS)", "keep = faulty & (ticket <= FAULT_DETAILS)"),
+    ("no upper clamp of rows", MAPPING, "tl.minimum(tl.maximum(index, -1), max_num_reqs).to(tl.int32)", "tl.maximum(index, -1).to(tl.int32)"),
+    ("no clamp of positions", MAPPING, "tl.minimum(tl.maximum(position, -1), INT32_MAX).to(tl.int32)", "position.to(tl.int32)"),
+    # Slot mappings
+    ("the first request of equal offsets", SLOTS, "(first <= token)).to(tl.int32)", "(first < token)).to(tl.int32)"),
+    ("the guess is never checked", SLOTS, "searching = live & ((token < begin) | (token >= end))", "searching = live & (token < begin)"),
+    ("a probe past the last request", SLOTS, "inside = searching & (probe < num_reqs)", "inside = searching & (probe <= num_reqs + 1)"),
+    ("ignore what is staged", SLOTS, "staged = wanted & (record >= 0) & (column >= start)", "staged = wanted & (record > 9999) & (column >= start)"),
+    ("staged from the start of the record on only after it", SLOTS, "(record >= 0) & (column >= start)", "(record >= 0) & (column > start)"),
+    ("filled from the table, not the packet", SLOTS, "filled = tl.where(written, tl.load(fields_ptr + 1, mask=written, other=0), filled)", "filled = filled + 0"),
+    ("a column too many", SLOTS, "found = wanted & (column < filled)", "found = wanted & (column <= filled)"),
+    ("no fault beyond the row", SLOTS, "missing = wanted & (column >= filled)", "missing = wanted & (column > filled)"),
+    ("a ring's fault is a column's", SLOTS, "tl.where(kind == KIND_RING, EMPTY_RING, COLUMN_OUT_OF_ROW)", "tl.where(kind == KIND_RING, COLUMN_OUT_OF_ROW, COLUMN_OUT_OF_ROW)"),
+    ("the column is not held inside the row", SLOTS, "tl.minimum(column, width - 1)", "column"),
+    ("tile tail not padded", SLOTS, "    tl.store(group_slots_ptr + token, slots, mask=token < capacity)\n", "    tl.store(group_slots_ptr + token, slots, mask=live)\n"),
+    ("tile beyond the capacity", SLOTS, "    tl.store(group_slots_ptr + token, slots, mask=token < capacity)\n", "    tl.store(group_slots_ptr + token, slots)\n"),
+    ("padding begins one tile late", SLOTS, "begin = tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) * TILE", "begin = (tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) + 1) * TILE"),
+    ("tiles that were not planned are skipped", SLOTS, "range(x + num_tiles, tl.cdiv(num_tokens, TILE), num_tiles)", "range(x + num_tiles, 0, num_tiles)"),
+    # The gather
+    ("ignore the generation", STEP, "kept = key == old_key", "kept = key % max_num_reqs == old_key % max_num_reqs"),
+    ("every slot is kept", STEP, "kept = key == old_key", "kept = key == key"),
+    ("old extent not cleared", STEP, "high = tl.where(kept, high, tl.maximum(old_filled, filled))", "high = tl.where(kept, high, filled)"),
+    ("shrunk rows not cleared", STEP, "high = tl.where(same_length, 0, tl.maximum(old_filled, filled))", "high = tl.where(same_length, 0, filled)"),
+    ("nulls come, but never go", STEP, "tl.where(same_nulls, width, tl.minimum(old_nulled, nulled))", "tl.where(same_nulls, width, old_nulled)"),
+    ("one null too many", STEP, "(column < filled[:, None]) & (column >= nulled[:, None])", "(column < filled[:, None]) & (column > nulled[:, None])"),
+    ("a dummy's row is row 0", STEP, "mask=exists, other=0)\n    generation", "mask=live, other=0)\n    generation"),
+    ("the generation of the table, not the packet", STEP, "    generation = tl.where(written, staged_generation, generation)\n", ""),
+    ("staged columns from the table", STEP, "staged = written[:, None] & (column >= start[:, None])", "staged = written[:, None] & (column > start[:, None])"),
+    ("long rows ignore what is staged", STEP, "start = tl.where(written, start, filled)", "start = filled"),
+    ("helpers leave a gap", STEP, "range(helper * COLUMNS, longest, num_helpers * COLUMNS)", "range(helper * COLUMNS, longest, (num_helpers + 1) * COLUMNS)"),
+    ("helpers of long rows leave a gap", STEP, "range(low + helper * RUN * 4, high, num_helpers * RUN * 4)", "range(low + helper * RUN * 4, high, (num_helpers + 1) * RUN * 4)"),
+    ("the first out keeps the state", STEP, "last = tl.atomic_add(arrivals, 1) == num_helpers - 1", "last = tl.atomic_add(arrivals, 1) == 0"),
+    ("arrivals never start anew", STEP, "tl.store(arrivals_ptr + g * max_num_reqs + first_slot, 0)", "pass"),
+    ("the window reaches one token less", STEP, "tl.maximum(computed - reach, 0)", "tl.maximum(computed - reach + 1, 0)"),
+    # The writers
+    ("lengths from the next record", STEP, "filled = tl.load(fields_ptr + 1, mask=live, other=0)\n    first_id", "filled = tl.load(fields_ptr + 4, mask=live, other=0)\n    first_id"),
+    ("the last new column is not written", STEP, "mask = live[:, None] & (place < length[:, None])", "mask = live[:, None] & (place < length[:, None] - 1)"),
+    ("a new column too many", STEP, "mask = live[:, None] & (place < length[:, None])", "mask = live[:, None] & (place <= length[:, None])"),
+    ("records are written at column 0", STEP, "tl.load(group + WIDTH) + start", "tl.load(group + WIDTH)"),
+    ("wrong end of a chunk", STEP, "(chunk + 1) * CHUNK)", "(chunk + 1) * CHUNK - 1)"),
+    # What launches them
+    ("the tables are clean after a dummy run", BACKEND, "        self._state[:, :, 0].fill_(-2)\n", ""),
+    ("fewer rows are dirty", BACKEND, "num_slots = max(num_reqs_padded, self._dirty_rows)", "num_slots = num_reqs_padded"),
+    ("nulls under context parallelism", BACKEND, "num_computed_tokens is not None and not self._sharded", "num_computed_tokens is not None"),
+]  # fmt: skip
