@@ -13,7 +13,7 @@ from fused_slots import env
 TILE = 128
 """Tokens of a program of the by-token mapping."""
 
-STEP_TILE = 256
+STEP_TILE = 128
 """Tokens of a program of the step kernel that maps them."""
 
 REQUEST_TILE = 256
@@ -24,7 +24,7 @@ PAD_TILE = 2048
 
 MAX_PAD_PROGRAMS = 64
 
-SLOTS = 16
+SLOTS = 8
 """Batch slots of a gathering program."""
 
 COLUMNS = 32
@@ -33,11 +33,11 @@ COLUMNS = 32
 LONG = 2048
 """Columns from which on batch slots are copied one by one."""
 
-GATHER_PROGRAMS = 264
-"""Gathering programs of all groups that helpers may fill up to: two a multiprocessor."""
+RUN = 1024
+"""Columns of such a copy that are in flight together."""
 
-MAX_HELPERS = 16
-"""Programs that share the columns of the same batch slots."""
+MAX_HELPERS = 4
+"""Programs that share the columns of the same batch slots where rows are long."""
 
 CHUNK = 1024
 """Columns of one staged record that a writing program writes."""
@@ -48,7 +48,7 @@ RECORDS = 8
 MAP_WARPS = 4
 """Warps of a program of the mapping kernels on CUDA."""
 
-STEP_WARPS = 8
+STEP_WARPS = 4
 """Warps of a program of the step kernel on CUDA."""
 
 
@@ -88,8 +88,9 @@ class TokenPlan:
         by_request: the base case, tiles of each request, instead of tiles of consecutive tokens.
         num_tiles: programs that map tokens (tiles of a request if `by_request`).
         num_pad: programs that write PAD behind the last token.
-        query_len_inverse: 2^31 over the length all queries have if they are equally long.
-        search_steps: steps of the search for a token's request where they are not.
+        query_len_inverse: 2^31 over the length of all queries where the sizes suggest that they
+            are equally long; 0 = search for each token's request at once.
+        search_steps: steps of that search.
     """
 
     by_request: bool
@@ -118,9 +119,11 @@ def plan_tokens(
         num_tiles = max(ceil_div(min(num_tokens, capacity), tile), 1)
         tail = max(capacity - num_tiles * tile, 0)
     num_pad = min(max(ceil_div(tail, PAD_TILE), 1), MAX_PAD_PROGRAMS)
-    query_len = max(num_tokens // max(num_reqs, 1), 1)
-    # 2^31 itself travels as the int32 of the same bits.
-    query_len_inverse = ceil_div(2**31, query_len) if query_len > 1 else -(2**31)
+    query_len, rest = divmod(num_tokens, max(num_reqs, 1))
+    query_len_inverse = 0
+    if rest == 0 and query_len:
+        # 2^31 itself travels as the int32 of the same bits.
+        query_len_inverse = ceil_div(2**31, query_len) if query_len > 1 else -(2**31)
     # Each step narrows num_reqs entries to an eighth.
     search_steps = ceil_div(max(num_reqs - 1, 0).bit_length(), 3)
     return TokenPlan(by_request, num_tiles, num_pad, query_len_inverse, search_steps)
@@ -141,10 +144,9 @@ def by_request_chosen() -> bool:
     return env.PLAN.read() == "by_request"
 
 
-def gather_helpers(num_slots: int, num_groups: int) -> int:
-    """Programs that share the columns of the same SLOTS batch slots."""
-    blocks = ceil_div(num_slots, SLOTS) * num_groups
-    return min(max(GATHER_PROGRAMS // max(blocks, 1), 1), MAX_HELPERS)
+def gather_helpers(widest: int) -> int:
+    """Programs that share the columns of the same SLOTS batch slots, in all launches alike."""
+    return min(max(ceil_div(widest, LONG), 1), MAX_HELPERS)
 
 
 def write_chunks(longest: int) -> int:

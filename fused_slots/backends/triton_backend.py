@@ -44,8 +44,8 @@ class TritonBackend(Backend):
         num_groups, num_rows = layout.num_groups, layout.max_num_reqs
         self._descriptor = self.allocate((num_groups, DESCRIPTOR_WIDTH), torch.int32, 0)
         self._generations = self.allocate((num_groups, num_rows), torch.int32, 0)
-        self._state = self.allocate((num_groups, num_rows, 2), torch.int64, 0)
-        self._arrivals = self.allocate((num_groups, num_rows), torch.int32, 0)
+        self._helpers = plan.gather_helpers(max(layout.widths, default=0))
+        self._state = self.allocate((self._helpers, num_groups, num_rows, 2), torch.int64, 0)
         self._full_extents = self.allocate((num_groups, 1), torch.int64, 0)
         self._full_extents[:, 0].copy_(torch.tensor(layout.widths, dtype=torch.int64) << 32)
         self._faults = self.allocate((len(FaultCode) + 1, num_groups), torch.int64, 0)
@@ -163,8 +163,8 @@ class TritonBackend(Backend):
             table[:end].zero_()
         self._dirty_rows = num_reqs
         # The caller may write into the rows it got, so the next gather must write all of them.
-        self._state[:, :, 0].fill_(-2)
-        self._state[:, :, 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))
+        self._state[..., 0].fill_(-2)
+        self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))
 
     def take_faults(self) -> list[Fault]:
         self.synchronize()
@@ -230,8 +230,7 @@ class TritonBackend(Backend):
         elif idx_mapping is not None:
             num_slots = max(num_reqs_padded, self._dirty_rows)
             self._dirty_rows = num_reqs
-        helpers = plan.gather_helpers(num_slots, layout.num_groups)
-        num_gather = plan.ceil_div(num_slots, plan.SLOTS) * helpers
+        num_gather = plan.ceil_div(num_slots, plan.SLOTS) * self._helpers
         tokens = TokenPlan(False, 0, 0, 1, 0)
         if query_start_loc is not None:
             capacity = layout.max_num_batched_tokens
@@ -264,7 +263,7 @@ class TritonBackend(Backend):
             num_reqs,
             0 if positions is None else positions.shape[0],
             num_slots,
-            helpers,
+            self._helpers,
             int(null_columns),
             written,
             write_chunks,
@@ -315,6 +314,7 @@ class TritonBackend(Backend):
             ("SLOTS", plan.SLOTS),
             ("COLUMNS", plan.COLUMNS),
             ("LONG", plan.LONG),
+            ("RUN", plan.RUN),
             ("RECORDS", plan.RECORDS),
             ("CHUNK", plan.CHUNK),
         )
@@ -382,7 +382,6 @@ class TritonBackend(Backend):
                 self.num_columns,
                 self._generations,
                 self._state,
-                self._arrivals,
             )
         else:
             kernel = getattr(slot_mapping, variant.kernel)

@@ -47,24 +47,29 @@ from fused_slots.kernels.mapping import (
 
 
 @triton.jit
-def find_request(token, guess, query_start_loc_ptr, num_reqs, search_steps, live):
-    """The batch entry of each token (the last b with query_start_loc[b] <= token), if it is not
-    the one guessed.
+def find_request(token, query_start_loc_ptr, num_reqs, query_len_inverse, search_steps):
+    """The batch entry of each token: the last b with query_start_loc[b] <= token.
 
-    The guess from the sizes alone is right where all queries are equally long, and two loads
-    confirm it. Where one of the tile is not confirmed the tile searches; each step narrows the
-    range to an eighth, so that its loads wait for memory together.
-
-    Returns:
-        The entry, and whether it was searched for.
+    Where the sizes suggest that all queries are equally long (query_len_inverse is 2^31 over that
+    length, otherwise 0), the entry is guessed, two loads confirm it, and a tile with a miss
+    searches. Each step of the search narrows the range to an eighth, so that its loads wait for
+    memory together. Neither waits for the number of tokens.
     """
-    exists = guess >= 0
-    begin = tl.load(query_start_loc_ptr + guess, mask=exists, other=0)
-    end = tl.load(query_start_loc_ptr + guess + 1, mask=exists, other=0)
-    searching = live & ((token < begin) | (token >= end))
-    entry = guess
-    if tl.max(searching.to(tl.int32), axis=0) > 0:
-        entry = tl.where(searching, 0, guess)
+    searching = token >= 0
+    entry = token * 0
+    misses = 1
+    if query_len_inverse != 0:
+        # token // query_len
+        guess = tl.umulhi((2 * token).to(tl.uint32), query_len_inverse.to(tl.uint32))
+        entry = tl.minimum(guess.to(tl.int32), num_reqs - 1)
+        exists = entry >= 0
+        begin = tl.load(query_start_loc_ptr + entry, mask=exists, other=0)
+        end = tl.load(query_start_loc_ptr + entry + 1, mask=exists, other=0)
+        last = exists & (entry == num_reqs - 1)
+        searching = exists & ((token < begin) | ((token >= end) & (last == 0)))
+        misses = tl.max(searching.to(tl.int32), axis=0)
+    if misses > 0:
+        entry = tl.where(searching, 0, entry)
         for step in range(search_steps):
             stride = 1 << (3 * (search_steps - 1 - step))
             passed = entry * 0
@@ -74,7 +79,7 @@ def find_request(token, guess, query_start_loc_ptr, num_reqs, search_steps, live
                 first = tl.load(query_start_loc_ptr + probe, mask=inside, other=0)
                 passed += (inside & (first <= token)).to(tl.int32)
             entry += passed * stride
-    return entry, searching
+    return entry
 
 
 @triton.jit
@@ -241,7 +246,7 @@ def map_token_tile(
 ):
     """Map tokens [tile·TILE, (tile + 1)·TILE) of one group, whichever requests they belong to.
 
-    The loads behind the guessed request do not wait for the number of tokens.
+    Only the positions wait for the number of tokens; what lies beyond is never read.
     """
     token = tile * TILE + tl.arange(0, TILE)
     live = token < num_tokens
@@ -249,15 +254,8 @@ def map_token_tile(
     if FLAT:
         index = tl.load(idx_mapping_ptr + token, mask=live, other=-1)
     else:
-        # token // query_len, of which query_len_inverse is 2^31 / query_len.
-        guess = tl.umulhi((2 * token).to(tl.uint32), query_len_inverse.to(tl.uint32))
-        guess = tl.minimum(guess.to(tl.int32), num_reqs - 1)
-        index = tl.load(idx_mapping_ptr + guess, mask=guess >= 0, other=-1)
-        entry, searched = find_request(
-            token, guess, query_start_loc_ptr, num_reqs, search_steps, live
-        )
-        found = tl.load(idx_mapping_ptr + entry, mask=searched, other=-1)
-        index = tl.where(searched, found, index)
+        entry = find_request(token, query_start_loc_ptr, num_reqs, query_len_inverse, search_steps)
+        index = tl.load(idx_mapping_ptr + entry, mask=(entry >= 0) & (num_reqs > 0), other=-1)
         if REPLAY:
             start = tl.load(replay_start_ptr + entry, mask=live, other=0)
     position = tl.load(positions_ptr + token, mask=live, other=-1)

@@ -14,8 +14,8 @@ table and the others, like row lengths and generations of written rows, from the
 
 The gather's state is per (group, batch slot): the row and its generation that the slot was copied
 from, how many columns it has filled and how many are nulled. A row's generation grows when it is
-started anew. All helpers of a slot read its state; each counts itself in when it is done, and the
-last one, whichever that is, writes the new state. Nobody waits.
+started anew. Programs that share a slot keep a state each, alike from launch to launch, so that
+none reads what another one writes.
 """
 
 import triton
@@ -44,12 +44,10 @@ def changed_columns(
     live,
     exists,
     row,
-    slot,
     filled,
     nulled,
     generation,
-    state_ptr,
-    g,
+    state,
     max_num_reqs,
     width,
     WHOLE: tl.constexpr,
@@ -68,7 +66,6 @@ def changed_columns(
         low = row * 0
         high = low + width
     else:
-        state = state_ptr + (g * max_num_reqs + slot).to(tl.int64) * 2
         old_key = tl.load(state, mask=live, other=-1)
         extents = tl.load(state + 1, mask=live, other=0)
         old_filled = (extents >> 32).to(tl.int32)
@@ -142,7 +139,6 @@ def gather_slots(
     num_columns_ptr,
     generations_ptr,
     state_ptr,
-    arrivals_ptr,
     packet_ptr,
     faults_ptr,
     details_ptr,
@@ -158,6 +154,7 @@ def gather_slots(
     SLOTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     LONG: tl.constexpr,
+    RUN: tl.constexpr,
     POW2: tl.constexpr,
     WHOLE: tl.constexpr,
     CHECKED: tl.constexpr,
@@ -190,16 +187,16 @@ def gather_slots(
         num_written_rows,
         POW2,
     )
+    state_ptr += (helper * num_groups + g).to(tl.int64) * max_num_reqs * 2
+    state = state_ptr + slot * 2
     low, high, key = changed_columns(
         live,
         exists,
         row,
-        slot,
         filled,
         nulled,
         generation,
-        state_ptr,
-        g,
+        state,
         max_num_reqs,
         gathered_width,
         WHOLE,
@@ -240,7 +237,7 @@ def gather_slots(
                 one,
                 helper,
                 num_helpers,
-                gathered_ptr + one.to(tl.int64) * gathered_stride,
+                gathered_ptr + one * gathered_stride,
                 gathered_width,
                 table,
                 width,
@@ -257,23 +254,15 @@ def gather_slots(
                 max_num_reqs,
                 null_columns,
                 num_written_rows,
-                SLOTS * COLUMNS,
+                RUN,
                 POW2,
                 WHOLE,
             )
     if not WHOLE:
-        # All warps have read the old state before one thread arrives.
+        # All warps have read the old state before one of them writes the new.
         tl.debug_barrier()
-        last = True
-        if num_helpers > 1:
-            arrivals = arrivals_ptr + g * max_num_reqs + first_slot
-            last = tl.atomic_add(arrivals, 1) == num_helpers - 1
-        if last:
-            if num_helpers > 1:
-                tl.store(arrivals_ptr + g * max_num_reqs + first_slot, 0)
-            state = state_ptr + (g * max_num_reqs + slot).to(tl.int64) * 2
-            tl.store(state, key, mask=live)
-            tl.store(state + 1, (filled.to(tl.int64) << 32) | nulled.to(tl.int64), mask=live)
+        tl.store(state, key, mask=live)
+        tl.store(state + 1, (filled.to(tl.int64) << 32) | nulled.to(tl.int64), mask=live)
 
 
 @triton.jit
@@ -302,7 +291,7 @@ def copy_slot(
     POW2: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Copy this helper's runs of one batch slot, four of them in flight."""
+    """Copy this helper's runs of one batch slot."""
     _, exists, row, filled, nulled, generation, written, start, ids = batch_slot(
         slot,
         slot >= 0,
@@ -324,24 +313,22 @@ def copy_slot(
         slot >= 0,
         exists,
         row,
-        slot,
         filled,
         nulled,
         generation,
-        state_ptr,
-        g,
+        state_ptr + slot * 2,
         max_num_reqs,
         gathered_width,
         WHOLE,
     )
     source = table + row.to(tl.int64) * width
     start = tl.where(written, start, filled)
-    for begin in range(low + helper * RUN * 4, high, num_helpers * RUN * 4):
-        column = begin + tl.arange(0, RUN * 4)
+    for begin in range(low + helper * RUN, high, num_helpers * RUN):
+        column = begin + tl.arange(0, RUN)
         wanted = column < high
         alive = (column < filled) & (column >= nulled)
         table_id = tl.load(source + column, mask=wanted & alive & (column < start), other=0)
-        if begin + RUN * 4 > start:
+        if begin + RUN > start:
             staged = wanted & alive & (column >= start)
             staged_id = tl.load(ids + (column - start), mask=staged, other=0)
             table_id = tl.where(staged, staged_id, table_id)
@@ -422,8 +409,7 @@ def step_kernel(
     arena_ptr,  # int32, all groups' tables
     num_columns_ptr,  # int32 [G, max_num_reqs]
     generations_ptr,  # int32 [G, max_num_reqs]
-    state_ptr,  # int64 [G, max_num_reqs, 2], key and extents of each batch slot
-    arrivals_ptr,  # int32 [G, max_num_reqs], at each first slot: helpers that are done; 0 at rest
+    state_ptr,  # int64 [num_helpers, G, max_num_reqs, 2], key and extents of each batch slot
     faults_ptr,  # int64 [codes + 1, G]
     details_ptr,  # int64, see count_faults
     num_groups,
@@ -436,6 +422,7 @@ def step_kernel(
     SLOTS: tl.constexpr,
     COLUMNS: tl.constexpr,
     LONG: tl.constexpr,
+    RUN: tl.constexpr,
     RECORDS: tl.constexpr,
     CHUNK: tl.constexpr,
     POW2: tl.constexpr,
@@ -470,7 +457,6 @@ def step_kernel(
             num_columns_ptr,
             generations_ptr,
             state_ptr,
-            arrivals_ptr,
             packet_ptr,
             faults_ptr,
             details_ptr,
@@ -486,6 +472,7 @@ def step_kernel(
             SLOTS,
             COLUMNS,
             LONG,
+            RUN,
             POW2,
             WHOLE,
             CHECKED,
