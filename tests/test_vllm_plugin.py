@@ -342,6 +342,7 @@ def test_mamba_groups_can_be_turned_to_none(vllm: Path, monkeypatch: pytest.Monk
     assert spec().uses_slot_mapping
     monkeypatch.setenv("FUSED_SLOTS_VLLM_MAMBA", "none")
     register()
+    register()
     assert not spec().uses_slot_mapping
     unregister()
     assert spec().uses_slot_mapping
@@ -358,6 +359,22 @@ def test_a_configuration_that_we_refuse_gets_vllms_own_tables(
     tables = import_module(V2).BlockTables(**REFUSED)
     assert type(tables).__module__ == V2
     assert "stands back for BlockTables: context_parallel.interleave" in caplog.text
+
+
+def test_a_kernel_that_does_not_compile_gets_vllms_own_tables(
+    vllm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warmup(self: object) -> None:
+        raise RuntimeError("the compiler crashed")
+
+    monkeypatch.setattr(FusedBlockTables, "warmup", warmup)
+    register()
+    assert type(import_module(V2).BlockTables(**SIZES)).__module__ == V2
+    assert "stands back for BlockTables: the compiler crashed" in caplog.text
+    assert "Traceback" in caplog.text
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "strict")
+    with pytest.raises(RuntimeError, match="the compiler crashed"):
+        import_module(V2).BlockTables(**SIZES)
 
 
 def test_strict_refuses_such_a_configuration(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""What happens when vLLM constructs a class of ours for a configuration that we refuse.
+"""What happens when vLLM constructs a class of ours and it cannot be built.
 
 The plugin has replaced a name in vLLM, so vLLM's own class would never be built. In mode `auto` it
-is built after all, with one warning; in mode `strict` the error reaches the user.
+is built after all, with one warning, whether we refuse the configuration, have no backend for the
+device, or a kernel does not compile; in mode `strict` the error reaches the user.
 """
 
 from __future__ import annotations
@@ -27,8 +28,13 @@ class FallsBack(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().__call__(*args, **kwargs)
-        except BlockTableError as error:
+        except Exception as error:
             if cls.stock is None or env.VLLM.read() == "strict":
                 raise
-            logger.warning("fused_slots stands back for %s: %s", cls.stock.__qualname__, error)
+            logger.warning(
+                "fused_slots stands back for %s: %s",
+                cls.stock.__qualname__,
+                error,
+                exc_info=not isinstance(error, BlockTableError),
+            )
             return cls.stock(*args, **kwargs)

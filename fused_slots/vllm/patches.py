@@ -16,7 +16,9 @@ class Patches:
     def put(self, owner: Any, name: str, value: object) -> None:
         """Set `owner.name`; the value it had before the first call is kept."""
         original = vars(owner).get(name, _ABSENT)
-        self._originals.setdefault((id(owner), name), (owner, original, value))
+        if self.has(owner, name):
+            original = self._originals[id(owner), name][1]
+        self._originals[id(owner), name] = owner, original, value
         setattr(owner, name, value)
 
     def has(self, owner: Any, name: str) -> bool:
