@@ -1,9 +1,13 @@
-"""Staged writes on their way to the GPU: pinned packets in a ring that waits for the device."""
+"""Staged writes on their way to a device: pinned packets in a ring that waits for the device."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fused_slots.backends.packet import pack_writes, packet_size
@@ -12,24 +16,65 @@ from fused_slots.staging import StagedWrites
 
 logger = logging.getLogger(__name__)
 
-RING_SIZE = 8
+RING_SIZE = 32
 """Packets that may be in flight before the host waits for the device."""
+
+MARK_EVERY = 8
+"""Packets between two events; recording one costs the host more than filling a packet."""
+
+SMALLEST = 512
+"""int32 elements of the smallest packet buffer; larger ones double."""
+
+
+class _Packet:
+    """One place of the ring: pinned memory and its copy on the device, by size class."""
+
+    def __init__(self, size: int, device: torch.device, pinned: bool) -> None:
+        self.host = torch.empty(size, dtype=torch.int32, pin_memory=pinned)
+        self.array = self.host.numpy()
+        self.copy = torch.empty(size, dtype=torch.int32, device=device)
+        sizes = [SMALLEST << power for power in range((size // SMALLEST).bit_length())]
+        # Slices of both, made once: a slice costs a quarter of what its copy costs.
+        self.parts = [(length, self.host[:length], self.copy[:length]) for length in sizes]
+
+    def send(self, size: int) -> None:
+        """Copy at least the first `size` elements to the device, in stream order."""
+        for length, host, copy in self.parts:
+            if size <= length:
+                copy.copy_(host, non_blocking=True)
+                return
 
 
 class PinnedRing:
     """Packets that are filled by the host, copied once, and reused when the device is done.
 
-    A packet is not written again before the launch that read it has finished, which an event
-    behind that launch tells, however many steps are in flight and on whichever streams.
+    A packet is not written again before the launch that read it has finished. An event behind
+    every eighth launch tells, however many steps are in flight; should the launches come from
+    several streams, each of them must wait for the one before, as the tables themselves need.
+
+    Args:
+        layout: the manager's sizes.
+        device: where the packets go.
+        size: int32 elements that a step's writes need.
+        pack: writes them into a packet.
+        new_event: makes an event of the device, with `record` and `synchronize`.
     """
 
-    def __init__(self, layout: TableLayout, device: torch.device) -> None:
+    def __init__(
+        self,
+        layout: TableLayout,
+        device: torch.device,
+        *,
+        size: Callable[[StagedWrites, TableLayout], int] = packet_size,
+        pack: Callable[[StagedWrites, TableLayout, npt.NDArray[np.int32]], None] = pack_writes,
+        new_event: Callable[[], Any] = torch.cuda.Event,
+    ) -> None:
         self._layout = layout
         self._device = device
+        self._size, self._pack, self._new_event = size, pack, new_event
         self._pinned = _pinned_memory_works(device)
-        self._hosts: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * RING_SIZE
-        self._copies: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * RING_SIZE
-        self._events: list[torch.cuda.Event | None] = [None] * RING_SIZE
+        self._packets: list[_Packet | None] = [None] * RING_SIZE
+        self._events: list[Any] = [None] * (RING_SIZE // MARK_EVERY)
         self._place = 0
 
     def upload(self, writes: StagedWrites) -> torch.Tensor:
@@ -41,30 +86,29 @@ class PinnedRing:
         Returns:
             int32 packet on the device, at least as long as the writes need.
         """
-        place, size = self._place, packet_size(writes, self._layout)
-        event = self._events[place]
-        if event is not None:
-            event.synchronize()
-        if self._hosts[place].shape[0] < size:
-            self._grow(place, size)
-        host, copy = self._hosts[place], self._copies[place]
-        pack_writes(writes, self._layout, host.numpy())
-        copy[:size].copy_(host[:size], non_blocking=True)
-        return copy
+        place, size = self._place, self._size(writes, self._layout)
+        if place % MARK_EVERY == 0:
+            event = self._events[place // MARK_EVERY]
+            if event is not None:
+                event.synchronize()
+        packet = self._packets[place]
+        if packet is None or len(packet.array) < size:
+            doublings = max((size - 1) // SMALLEST, 0).bit_length()
+            packet = _Packet(SMALLEST << doublings, self._device, self._pinned)
+            self._packets[place] = packet
+        self._pack(writes, self._layout, packet.array)
+        packet.send(size)
+        return packet.copy
 
     def mark_used(self) -> None:
         """The launch that reads the last packet is enqueued: remember where it ends."""
-        event = self._events[self._place]
-        if event is None:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._events[self._place] = event
-        event.record()
+        mark, rest = divmod(self._place + 1, MARK_EVERY)
+        if rest == 0:
+            event = self._events[mark - 1]
+            if event is None:
+                event = self._events[mark - 1] = self._new_event()
+            event.record()
         self._place = (self._place + 1) % RING_SIZE
-
-    def _grow(self, place: int, size: int) -> None:
-        capacity = max(2 * size, 4096)
-        self._hosts[place] = torch.empty(capacity, dtype=torch.int32, pin_memory=self._pinned)
-        self._copies[place] = torch.empty(capacity, dtype=torch.int32, device=self._device)
 
 
 def _pinned_memory_works(device: torch.device) -> bool:
