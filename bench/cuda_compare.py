@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,8 @@ STEPS = 330
 
 SWEPT = ("decode 256x6", "decode 64x12")
 """Workloads measured at several contexts."""
+
+CONTEXTS = (8192, 32768, 131072, 1048576)
 
 
 @triton.jit
@@ -133,48 +135,58 @@ def peer_step(peer: Peer) -> Callable[[StepTensors, int], Any]:
     return through
 
 
-def compare(name: str, context: int | None, parts: str) -> dict[str, Any]:
-    """All figures of one workload."""
-    load = workload(name, context=context)
-    num_tokens = load.num_tokens
-    ours, peer = Ours(load), Peer(load)
-    sets = [permuted(load, seed) for seed in range(4)]
-    for arrays in sets:
-        check_equal(ours, peer, arrays, num_tokens)
-    result: dict[str, Any] = {"workload": name, "context": context}
+class Comparison:
+    """One workload on both sides, checked to be equal before anything is timed."""
 
-    def both(what: str, measure: Callable[[Any], Timing]) -> None:
-        mine, theirs = measure(ours), measure(peer)
-        ratio = theirs.median / mine.median
-        result[what] = {"ours": asdict(mine), "vllm": asdict(theirs), "ratio": round(ratio, 2)}
+    def __init__(self, name: str, context: int | None) -> None:
+        self.name, self.context = name, context
+        load = workload(name, context=context)
+        self.num_reqs, self.num_tokens = load.num_reqs, load.num_tokens
+        self.ours, self.peer = Ours(load), Peer(load)
+        self.sets = [permuted(load, seed) for seed in range(4)]
+        for arrays in self.sets:
+            check_equal(self.ours, self.peer, arrays, self.num_tokens)
+        self.result: dict[str, Any] = {"workload": name, "context": context}
 
-    def graph_of(side: Any, method: str, inputs: list[StepTensors]) -> Timing:
+    def measure(self, what: str, measure: Callable[[Any], Timing]) -> None:
+        mine, theirs = measure(self.ours), measure(self.peer)
+        ratio = round(theirs.median / mine.median, 2)
+        self.result[what] = {"ours": asdict(mine), "vllm": asdict(theirs), "ratio": ratio}
+
+    def graph(self, side: Any, method: str, inputs: list[StepTensors]) -> Timing:
         call = getattr(side, method)
-        return device_time([partial(call, arrays, num_tokens) for arrays in inputs])
+        return device_time([partial(call, arrays, self.num_tokens) for arrays in inputs])
 
-    result["empty"] = asdict(empty_grid(ours.tables, load.num_reqs, num_tokens))
-    both("slots", lambda side: graph_of(side, "slots", sets))
-    both("steady", lambda side: graph_of(side, "gather_and_slots", sets[:1]))
-    both("whole", lambda side: graph_of(side, "gather_and_slots", sets))
-    if "host" in parts:
+    def whole_step(self, side: Any) -> Callable[[], object]:
+        """A step with its appends, from rows set up anew."""
+        through = side.gather_and_slots if side is self.ours else peer_step(side)
+        return next_step_of(workload(self.name, context=self.context), side, through)
 
-        def prepare(side: Any) -> Callable[[], object]:
-            fresh = workload(name, context=context)
-            through = peer_step(side) if side is peer else side.gather_and_slots
-            return next_step_of(fresh, side, through)
+    def device(self) -> None:
+        empty = empty_grid(self.ours.tables, self.num_reqs, self.num_tokens)
+        self.result["empty"] = asdict(empty)
+        self.measure("slots", lambda side: self.graph(side, "slots", self.sets))
+        self.measure("steady", lambda side: self.graph(side, "gather_and_slots", self.sets[:1]))
+        self.measure("whole", lambda side: self.graph(side, "gather_and_slots", self.sets))
 
-        both("host", lambda side: host_time(prepare(side)))
-        both("host slots", lambda side: host_time(partial(side.slots, sets[0], num_tokens)))
-        profiles = [profiled(prepare(ours)), profiled(prepare(peer))]
-        ratio = round(profiles[1].device / max(profiles[0].device, 1e-9), 2)
-        mine, theirs = map(asdict, profiles)
-        result["profile"] = {"ours": mine, "vllm": theirs, "ratio": ratio}
-    return result
+    def host(self) -> None:
+        self.measure("host", lambda side: host_time(self.whole_step(side)))
+        slots = {id(side): partial(side.slots, self.sets[0], self.num_tokens) for side in self}
+        self.measure("host slots", lambda side: host_time(slots[id(side)]))
+
+    def profile(self) -> None:
+        mine, theirs = (profiled(self.whole_step(side)) for side in self)
+        ratio = round(theirs.device / max(mine.device, 1e-9), 2)
+        self.result["profile"] = {"ours": asdict(mine), "vllm": asdict(theirs), "ratio": ratio}
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.ours, self.peer))
 
 
 def line(result: dict[str, Any]) -> str:
     cells = [f"{result['workload']:22s} {result['context'] or '':>8}"]
-    cells.append(f"empty {result['empty']['median']:.2f}")
+    if "empty" in result:
+        cells.append(f"empty {result['empty']['median']:.2f}")
     for what, value in result.items():
         if isinstance(value, dict) and "ratio" in value:
             unit = "median" if "median" in value["ours"] else "device"
@@ -186,16 +198,22 @@ def line(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--parts", nargs="+", default=["device", "host"], choices=("device", "host", "profile")
+    )
     parser.add_argument("--sweep", action="store_true", help="contexts from 8k to 1M as well")
     options = parser.parse_args()
-    wanted: list[tuple[str, int | None, str]] = [(name, None, "host") for name in MEASURED]
-    if options.sweep:
-        contexts = (8192, 32768, 131072, 1048576)
-        wanted += [(name, context, "device") for name in SWEPT for context in contexts]
     results = []
-    for name, context, parts in wanted:
-        results.append(compare(name, context, parts))
-        print(line(results[-1]), flush=True)
+    contexts: list[tuple[str, int | None]] = [(name, None) for name in MEASURED]
+    if options.sweep:
+        contexts = [(name, context) for name in SWEPT for context in CONTEXTS]
+    for name, context in contexts:
+        comparison = Comparison(name, context)
+        # The profiler slows every later launch of its process, so it comes in one of its own.
+        for part in options.parts:
+            getattr(comparison, part)()
+        results.append(comparison.result)
+        print(line(comparison.result), flush=True)
     if options.json:
         versions = {"torch": torch.__version__, "triton": triton.__version__, "vllm": "0.33.0"}
         card = {"card": torch.cuda.get_device_name(), "python": platform.python_version()}
