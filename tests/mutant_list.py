@@ -1,10 +1,13 @@
-"""The mutants, and the tests that must notice them. Add kernel mutants as a set of their own."""
+"""The mutants, and the tests that must notice them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import NamedTuple
+
+from tests.kernels.mutant_list import KERNEL_MUTANTS, KERNEL_TESTS
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ TESTS = {
             "-k",
             "not million and not beyond_int32",
         )
+    ),
+    "kernels": Tests(
+        KERNEL_TESTS, {"TRITON_INTERPRET": "1"}, can_run=lambda: find_spec("triton") is not None
     ),
 }
 
@@ -301,21 +307,16 @@ _HOST = [
     (
         "overwrite ignored",
         ROWS,
-        "        if overwrite:\n            self._start_anew(req_index)\n        elif",
-        "        if",
+        "            self._start_anew(int(req_index))\n",
+        "            pass\n",
     ),
-    (
-        "overwrite appends",
-        ROWS,
-        "begin = 0 if overwrite else int(lengths[g])",
-        "begin = int(lengths[g])",
-    ),
-    ("always overwrite", ROWS, "begin = 0 if overwrite else int(lengths[g])", "begin = 0"),
+    ("overwrite appends", ROWS, "begin = 0 if overwrite else", "begin = 0 if False else"),
+    ("always overwrite", ROWS, "begin = 0 if overwrite else", "begin = 0 if True else"),
     (
         "overwrite with nothing ignored",
         ROWS,
-        "        if overwrite:\n            self._start_anew(req_index)\n        elif not",
-        "        if overwrite and runs:\n            self._start_anew(req_index)\n        elif not",
+        "        if overwrite:\n",
+        "        if overwrite and runs:\n",
     ),
     ("capacity + 1", ROWS, "if end > self._widths[g]:", "if end > self._widths[g] + 1:"),
     ("capacity in blocks", ROWS, "len(group_ids) * self._columns_per_block[g]", "len(group_ids)"),
@@ -331,7 +332,7 @@ _HOST = [
         "largest > self._max_block_ids[g]:",
         "largest > self._max_block_ids[g] + 1:",
     ),
-    ("negative ids accepted", ROWS, "min(group_ids) < 0 or largest", "largest"),
+    ("negative ids accepted", ROWS, "smallest < 0 or largest", "largest"),
     ("largest id forgotten", ROWS, "self.largest_ids[g] = largest\n", "pass\n"),
     ("overwrites do not void", ROWS, "alive = runs[:, 0] != record", "alive = runs[:, 0] >= 0"),
     ("overwrites void other rows", ROWS, "alive = runs[:, 0] != record", "alive = runs[:, 0] < 0"),
@@ -415,3 +416,4 @@ _HOST = [
 ]
 
 MUTANTS = [Mutant("host", *mutant) for mutant in _HOST]
+MUTANTS += [Mutant("kernels", *mutant) for mutant in KERNEL_MUTANTS]
