@@ -23,12 +23,13 @@ def _load(module: str, name: str) -> Callable[[], BackendClass]:
 
 
 _BACKENDS: dict[str, Callable[[], BackendClass]] = {
+    "ascend": _load("fused_slots.backends.ascend", "AscendBackend"),
     "cpu": _load("fused_slots.backends.cpu", "CpuBackend"),
     "cuda": _load("fused_slots.backends.cuda", "CudaBackend"),
     "interpreter": _load("fused_slots.backends.interpreter", "InterpreterBackend"),
 }
-_BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda"}
-_DEVICE_OF_BACKEND = {"cpu": "cpu", "cuda": "cuda", "interpreter": "cpu"}
+_BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
+_DEVICE_OF_BACKEND = {"ascend": "npu", "cpu": "cpu", "cuda": "cuda", "interpreter": "cpu"}
 
 
 def parse_device(device: str | torch.device) -> torch.device:

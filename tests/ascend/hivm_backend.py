@@ -17,8 +17,9 @@ from compile import ASCEND_910B3, CompiledKernel, compile_variant
 from compile import Variant as Compilation
 from hivm import EXACT, Alias, Execution, Modes, execute
 
-from fused_slots.backends.interpreter import InterpreterBackend
-from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
+from fused_slots.backends.ascend import runtime_signature
+from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant
 from fused_slots.staging import StagedWrites
 
 
@@ -38,17 +39,13 @@ class HivmLauncher(Launcher):
         changing_types: Sequence[str],
         fixed: FixedArguments,
     ) -> Launch:
-        constants = dict(variant.constants)
-        names = [name for name in kernel.arg_names if name not in constants]
-        types = [*changing_types, *(triton_type(tensor.dtype) for tensor in fixed.tensors)]
-        types += ["i32"] * len(fixed.numbers)
-        signature = dict(zip(names, types, strict=True))
-        compilation = Compilation(str(variant), kernel, signature, constants)
+        signature = runtime_signature(kernel, variant, changing_types, fixed)
+        compilation = Compilation(str(variant), kernel, signature, dict(variant.constants))
         compiled = self.kernels[variant] = compile_variant(compilation, self.target)
 
         def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
             arguments = [*tensors, *numbers, *fixed.tensors, *fixed.numbers]
-            self._run(variant, compiled, (num_groups, programs), arguments)
+            self._run(variant, compiled, num_groups * programs, arguments)
 
         return launch
 
@@ -56,7 +53,7 @@ class HivmLauncher(Launcher):
         self,
         variant: Variant,
         kernel: CompiledKernel,
-        grid: tuple[int, int],
+        programs: int,
         arguments: Sequence[torch.Tensor | int],
     ) -> None:
         memory = [_memory(a) if isinstance(a, torch.Tensor) else None for a in arguments]
@@ -71,7 +68,7 @@ class HivmLauncher(Launcher):
             else:
                 first[flat.ctypes.data] = number
                 given.append(flat)
-        done = execute(kernel.module, grid, given, modes=self.modes, seed=self.seed)
+        done = execute(kernel.module, (programs,), given, modes=self.modes, seed=self.seed)
         self.executions.append((variant, done))
         for flat, output in zip(memory, done.outputs, strict=True):
             if isinstance(output, np.ndarray):
@@ -91,7 +88,7 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
     return tensor.as_strided((last + 1,), (1,)).numpy()
 
 
-class HivmBackend(InterpreterBackend):
+class HivmBackend(AscendOperations):
     """Block tables in host memory, worked on by executed Ascend code."""
 
     name = "ascend code"
@@ -103,10 +100,46 @@ class HivmBackend(InterpreterBackend):
     def make_launcher(self) -> Launcher:
         return HivmLauncher(self.target, self.modes, self.seed)
 
-    def apply_writes(self, writes: StagedWrites) -> None:
-        """On the host: what is under test here is the mapping of tokens."""
-        self.arena.numpy()[writes.destinations(self.layout)] = writes.column_ids
-        self.num_columns.numpy()[:, writes.rows] = writes.filled.T
+    def count_cores(self) -> int:
+        return 40
+
+    def upload(self, writes: StagedWrites) -> torch.Tensor:
+        packet = torch.full((self._packer.size(writes, self.layout),), -77, dtype=torch.int32)
+        self._packer.pack(writes, self.layout, packet.numpy())
+        return packet
+
+    def uploaded_packet_used(self) -> None:
+        """Nothing: every packet is used once."""
+
+    def synchronize(self) -> None:
+        """Nothing: a launch returns when it is done."""
+
+    def refuse_capture(self, operation: str) -> None:
+        """Nothing: host memory has no graphs."""
+
+    def gather(
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        num_computed_tokens: torch.Tensor | None,
+        out: Sequence[torch.Tensor] | None,
+    ) -> None:
+        """Tables of a caller go into one memory: the executor finds none but its arguments'."""
+        together = out
+        if out is not None:
+            sizes = [table.numel() for table in out]
+            parts = torch.empty(sum(sizes), dtype=torch.int32).split(sizes)
+            together = [part.view_as(table) for part, table in zip(parts, out, strict=True)]
+            for part, table in zip(together, out, strict=True):
+                part.copy_(table)
+        super().gather(idx_mapping, num_reqs_padded, num_computed_tokens, together)
+        for part, table in zip(together or (), out or (), strict=True):
+            table.copy_(part)
+
+    def first_of(self, out: Sequence[torch.Tensor]) -> torch.Tensor:
+        """That memory whole."""
+        whole = torch.empty(0, dtype=torch.int32)
+        return whole.set_(out[0].untyped_storage())  # type: ignore[call-overload]
 
 
 @contextmanager

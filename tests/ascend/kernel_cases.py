@@ -34,7 +34,6 @@ class Setup:
     slot_dtype: torch.dtype = torch.int32
     index_dtype: torch.dtype = torch.int32
     replay_window: int = 0
-    by_request: bool = False
 
     def make(self) -> AscendBlockTables:
         return AscendBlockTables.from_groups(
@@ -44,6 +43,7 @@ class Setup:
             context_parallel=self.context_parallel,
             slot_dtype=self.slot_dtype,
             replay_window=self.replay_window,
+            num_blocks=[2**24 // group.block_size for group in self.groups],
         )
 
 
@@ -76,12 +76,6 @@ SETUPS: dict[str, Setup] = {
     "sharded": Setup(POWERS, SECOND_OF_TWO),
     "sharded_other_sizes": Setup(OTHERS, FIRST_OF_THREE, slot_dtype=torch.int64),
     "long_rows": Setup(LONG, slot_dtype=torch.int64),
-    "by_request": Setup((*POWERS, RING), by_request=True),
-    "by_request_replay_int64": Setup(
-        (*POWERS, RING), slot_dtype=torch.int64, index_dtype=torch.int64, replay_window=40,
-        by_request=True,
-    ),
-    "by_request_sharded_other_sizes": Setup(OTHERS, FIRST_OF_THREE, by_request=True),
 }  # fmt: skip
 
 

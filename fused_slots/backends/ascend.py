@@ -1,0 +1,172 @@
+"""Block tables on an Ascend NPU: torch_npu's memory and streams, triton-ascend's kernels.
+
+Everything runs on the calling thread's current stream. `compute_slot_mappings` and `map_tokens`
+may be captured into an ACL graph once `warmup()` has compiled their variants.
+
+Not run on hardware: tests run this file against a fake of the calls it makes, and the kernels'
+compiled code in an executor (docs/ascend.md says what that covers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
+from fused_slots.backends.pinned import PinnedRing
+from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
+from fused_slots.layout import TableLayout
+from fused_slots.staging import StagedWrites
+
+
+class AscendBackend(AscendOperations):
+    """Block tables in NPU memory; `device` without an index is the current device."""
+
+    name = "ascend"
+
+    def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
+        self._ring: PinnedRing | None = None
+        super().__init__(layout, _existing_device(device), checked)
+
+    def make_launcher(self) -> Launcher:
+        return AscendLauncher(self.device)
+
+    def count_cores(self) -> int:
+        from triton.runtime import driver
+
+        properties = driver.active.utils.get_device_properties(self.device.index)
+        return int(properties["num_vectorcore"])
+
+    def upload(self, writes: StagedWrites) -> torch.Tensor:
+        if self._ring is None:
+            self._ring = PinnedRing(
+                self.layout,
+                self.device,
+                size=self._packer.size,
+                pack=self._packer.pack,
+                new_event=_npu().Event,
+            )
+        return self._ring.upload(writes)
+
+    def uploaded_packet_used(self) -> None:
+        if self._ring is not None:
+            self._ring.mark_used()
+
+    def synchronize(self) -> None:
+        _npu().synchronize(self.device)
+
+    def refuse_capture(self, operation: str) -> None:
+        if _npu().is_current_stream_capturing():
+            raise InvalidArgumentError(
+                operation,
+                expected="no graph capture on this stream",
+                actual="a capture in progress",
+                hint="Apply staged writes and call warmup() before the capture; graphs may hold "
+                "compute_slot_mappings and map_tokens",
+            )
+
+
+class AscendLauncher(Launcher):
+    """Compiles a variant once and calls its launcher directly.
+
+    The kernel's own launch path inspects every argument to pick a specialisation. Here nothing is
+    specialised on a value or an address, so a bound variant stays right when they change.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._compiled = 0
+
+    @property
+    def compiled(self) -> int:
+        return self._compiled
+
+    def bind(
+        self,
+        kernel: Any,
+        variant: Variant,
+        num_groups: int,
+        changing_types: Sequence[str],
+        fixed: FixedArguments,
+    ) -> Launch:
+        import triton
+        from triton.compiler import ASTSource
+        from triton.runtime import driver
+
+        npu, device = _npu(), self._device
+        with npu.device(device):
+            # triton-ascend 3.2: the signature names runtime arguments only.
+            compiled = triton.compile(
+                ASTSource(kernel, runtime_signature(kernel, variant, changing_types, fixed),
+                          dict(variant.constants))
+            )  # fmt: skip
+            compiled._init_handles()
+        self._compiled += 1
+        tail = (*fixed.tensors, *fixed.numbers)
+        head = (compiled.function, compiled.packed_metadata, None, None, None)
+        run, current_stream = compiled.run, driver.active.get_current_stream
+
+        def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+            if npu.current_device() != device.index:
+                with npu.device(device):
+                    launch(programs, tensors, numbers)
+                return
+            stream = current_stream(device.index)
+            run(num_groups * programs, 1, 1, stream, *head, *tensors, *numbers, *tail)
+
+        return launch
+
+
+def runtime_signature(
+    kernel: Any, variant: Variant, changing_types: Sequence[str], fixed: FixedArguments
+) -> dict[str, str]:
+    """Triton types of a kernel's runtime arguments, by name.
+
+    Args:
+        kernel: the Triton function.
+        variant: its compile-time choices.
+        changing_types: types of the arguments passed at each launch.
+        fixed: the arguments behind them.
+    """
+    constants = dict(variant.constants)
+    names = [name for name in kernel.arg_names if name not in constants]
+    types = [*changing_types, *(triton_type(tensor.dtype) for tensor in fixed.tensors)]
+    types += ["i32"] * len(fixed.numbers)
+    return dict(zip(names, types, strict=True))
+
+
+def _npu() -> Any:
+    """torch.npu, which importing torch_npu adds."""
+    import torch_npu  # noqa: F401 - adds torch.npu
+
+    return torch.npu  # type: ignore[attr-defined]
+
+
+def _existing_device(device: torch.device) -> torch.device:
+    """The device with its index.
+
+    Raises:
+        BackendUnavailableError: torch_npu, CANN, triton-ascend or this device is missing.
+    """
+    expected = "an Ascend NPU, CANN, torch_npu and triton-ascend"
+    hint = "pip install 'fused-slots[ascend]' and source CANN's set_env.sh, or use device='cpu'"
+
+    def unavailable(actual: str) -> BackendUnavailableError:
+        return BackendUnavailableError("device", expected=expected, actual=actual, hint=hint)
+
+    try:
+        npu = _npu()
+    except (ImportError, OSError, RuntimeError) as error:  # without CANN its libraries fail
+        raise unavailable(f"{device}, but torch_npu does not import: {error}") from error
+    if find_spec("triton") is None or find_spec("triton.backends.ascend") is None:
+        raise unavailable(f"{device} without triton-ascend")
+    if not npu.is_available():
+        raise unavailable(f"{device}, but torch_npu sees no NPU")
+    index = npu.current_device() if device.index is None else device.index
+    if index >= npu.device_count():
+        raise unavailable(f"{device} of npu:0 ... npu:{npu.device_count() - 1}")
+    return torch.device(device.type, index)

@@ -1,0 +1,262 @@
+"""Slots of every token in every KV cache group, in the forms that lower well on Ascend.
+
+The formula is in mapping.py, its Ascend form in mapping_ascend.py. The grid has one axis, program
+p working for group p mod G; every role strides over its work, so any number of programs is right.
+"""
+
+import triton
+import triton.language as tl
+
+from fused_slots.kernels.mapping import PAD, TOKENS_OVER_CAPACITY
+from fused_slots.kernels.mapping_ascend import (
+    clamp_rows,
+    gather_in_tile,
+    load_row,
+    map_tile,
+)
+
+
+@triton.jit
+def last_at_most(query_start_loc_ptr, num_reqs, token, search_steps):
+    """The last batch entry whose first token is at most `token`, by scalars."""
+    low = 0
+    high = num_reqs - 1
+    for _ in range(search_steps):
+        middle = (low + high + 1) // 2
+        later = tl.load(query_start_loc_ptr + middle) > token
+        high = tl.where(later, middle - 1, high)
+        low = tl.where(later, low, middle)
+    return low
+
+
+@triton.jit
+def requests_of_tile(
+    first,
+    num_tokens,
+    idx_mapping_ptr,
+    query_start_loc_ptr,
+    replay_start_ptr,
+    num_reqs,
+    max_num_reqs,
+    search_steps,
+    TILE: tl.constexpr,
+    REPLAY: tl.constexpr,
+):
+    """Row and replay start of each token of a tile.
+
+    Where all queries are equally long, a tile's entries are consecutive and come in one transfer.
+    Elsewhere the requests that begin in the tile are laid over one another.
+    """
+    lane = tl.arange(0, TILE)
+    token = first + lane
+    length = tl.maximum(num_tokens // tl.maximum(num_reqs, 1), 1)
+    base = tl.minimum(first // length, tl.maximum(num_reqs - 1, 0))
+    place = tl.minimum((first - base * length + lane) // length, TILE - 1)
+    there = lane < num_reqs - base
+    begin = tl.load(query_start_loc_ptr + base + lane, mask=there, other=0)
+    end = tl.load(query_start_loc_ptr + base + 1 + lane, mask=there, other=0)
+    inside = (gather_in_tile(begin, place) <= token) & (token < gather_in_tile(end, place))
+    strangers = tl.sum(((token < num_tokens) & (inside == 0)).to(tl.int32), axis=0)
+    start = lane * 0
+    if strangers == 0:
+        row = tl.load(idx_mapping_ptr + base + lane, mask=there, other=-1)
+        row = gather_in_tile(clamp_rows(row, max_num_reqs), place)
+        if REPLAY:
+            start = tl.load(replay_start_ptr + base + lane, mask=there, other=0)
+            start = gather_in_tile(start, place)
+    else:
+        final = tl.minimum(first + TILE, num_tokens) - 1
+        b = last_at_most(query_start_loc_ptr, num_reqs, first, search_steps)
+        last = last_at_most(query_start_loc_ptr, num_reqs, final, search_steps)
+        row = lane * 0 + load_row(idx_mapping_ptr, b, max_num_reqs)
+        if REPLAY:
+            start = lane * 0 + tl.load(replay_start_ptr + b)
+        for following in range(b + 1, last + 1):
+            mine = token >= tl.load(query_start_loc_ptr + following)
+            row = tl.where(mine, load_row(idx_mapping_ptr, following, max_num_reqs), row)
+            if REPLAY:
+                start = tl.where(mine, tl.load(replay_start_ptr + following), start)
+    return row, start
+
+
+@triton.jit
+def map_tiles(
+    x,
+    num_tiles,
+    num_tokens,
+    group_slots_ptr,
+    idx_mapping_ptr,
+    query_start_loc_ptr,
+    positions_ptr,
+    replay_start_ptr,
+    capacity,
+    num_reqs,
+    search_steps,
+    g,
+    num_groups,
+    descriptor_ptr,
+    arena_ptr,
+    filled_ptr,
+    starts_ptr,
+    bases_ptr,
+    ids_ptr,
+    faults_ptr,
+    max_num_reqs,
+    interleave,
+    interleave_shift,
+    replay_window,
+    TILE: tl.constexpr,
+    FLAT: tl.constexpr,
+    POW2: tl.constexpr,
+    SHARDED: tl.constexpr,
+    RING: tl.constexpr,
+    REPLAY: tl.constexpr,
+    ROWS: tl.constexpr,
+    STAGED: tl.constexpr,
+):
+    """Map every num_tiles-th tile of tokens of one group, from tile x on."""
+    for tile in range(x, tl.cdiv(num_tokens, TILE), num_tiles):
+        token = tile * TILE + tl.arange(0, TILE)
+        live = token < num_tokens
+        position = tl.load(positions_ptr + token, mask=live, other=-1)
+        start = token * 0
+        if FLAT:
+            row = tl.load(idx_mapping_ptr + token, mask=live, other=-1)
+            row = clamp_rows(row, max_num_reqs)
+        else:
+            row, start = requests_of_tile(
+                tile * TILE,
+                num_tokens,
+                idx_mapping_ptr,
+                query_start_loc_ptr,
+                replay_start_ptr,
+                num_reqs,
+                max_num_reqs,
+                search_steps,
+                TILE,
+                REPLAY,
+            )
+        slots = map_tile(
+            live,
+            row,
+            position,
+            start,
+            g,
+            num_groups,
+            descriptor_ptr,
+            arena_ptr,
+            filled_ptr,
+            starts_ptr,
+            bases_ptr,
+            ids_ptr,
+            faults_ptr,
+            max_num_reqs,
+            interleave,
+            interleave_shift,
+            replay_window,
+            group_slots_ptr.dtype.element_ty,
+            POW2,
+            SHARDED,
+            RING,
+            REPLAY,
+            ROWS,
+            STAGED,
+        )
+        tl.store(group_slots_ptr + token, slots, mask=token < capacity)
+
+
+@triton.jit
+def pad_tail(group_slots_ptr, num_tokens, capacity, program, num_pad, TILE: tl.constexpr,
+             PAD_TILE: tl.constexpr):  # fmt: skip
+    """Write PAD behind the last tile of tokens; this program takes every num_pad-th piece."""
+    lanes = tl.arange(0, PAD_TILE)
+    begin = tl.cdiv(num_tokens, TILE) * TILE + program * PAD_TILE
+    for pad in range(begin, capacity, num_pad * PAD_TILE):
+        value = tl.full([PAD_TILE], PAD, group_slots_ptr.dtype.element_ty)
+        tl.store(group_slots_ptr + pad + lanes, value, mask=pad + lanes < capacity)
+
+
+@triton.jit
+def count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens):
+    """Count the tokens that the batch names and the output or the positions do not hold."""
+    if given > num_tokens:
+        tl.atomic_add(faults_ptr + TOKENS_OVER_CAPACITY * num_groups + g, given - num_tokens)
+
+
+@triton.jit
+def slots_on_ascend(
+    slots_ptr,  # int32 or int64 [G, slots_stride]
+    idx_mapping_ptr,  # int32 or int64 [num_reqs]; FLAT: [num_positions], the row of each token
+    query_start_loc_ptr,  # int32 [num_reqs + 1]; FLAT: not read
+    positions_ptr,  # int64 [num_positions]
+    replay_start_ptr,  # int32 [num_reqs]; read if REPLAY
+    slots_stride,
+    capacity,
+    num_reqs,
+    num_positions,
+    num_tiles,
+    num_pad,
+    search_steps,
+    descriptor_ptr,  # int32 [G, DESCRIPTOR_WIDTH]
+    arena_ptr,  # int32, all groups' tables
+    num_columns_ptr,  # int32 [G, max_num_reqs]
+    faults_ptr,  # int32 [codes + 1, G]
+    num_groups,
+    max_num_reqs,
+    interleave,
+    interleave_shift,
+    replay_window,
+    TILE: tl.constexpr,
+    PAD_TILE: tl.constexpr,
+    FLAT: tl.constexpr,
+    POW2: tl.constexpr,
+    SHARDED: tl.constexpr,
+    RING: tl.constexpr,
+    REPLAY: tl.constexpr,
+    ROWS: tl.constexpr,  # a power of two >= max_num_reqs where all lengths fit on chip, else 0
+):
+    program = tl.program_id(0)
+    x = program // num_groups
+    g = program - x * num_groups
+    given = num_positions if FLAT else tl.load(query_start_loc_ptr + num_reqs)
+    num_tokens = tl.maximum(tl.minimum(given, tl.minimum(capacity, num_positions)), 0)
+    group_slots_ptr = slots_ptr + g.to(tl.int64) * slots_stride
+    if x >= num_tiles:
+        pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, TILE, PAD_TILE)
+    else:
+        if x == 0:
+            count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
+        map_tiles(
+            x,
+            num_tiles,
+            num_tokens,
+            group_slots_ptr,
+            idx_mapping_ptr,
+            query_start_loc_ptr,
+            positions_ptr,
+            replay_start_ptr,
+            capacity,
+            num_reqs,
+            search_steps,
+            g,
+            num_groups,
+            descriptor_ptr,
+            arena_ptr,
+            num_columns_ptr,
+            num_columns_ptr,
+            num_columns_ptr,
+            arena_ptr,
+            faults_ptr,
+            max_num_reqs,
+            interleave,
+            interleave_shift,
+            replay_window,
+            TILE,
+            FLAT,
+            POW2,
+            SHARDED,
+            RING,
+            REPLAY,
+            ROWS,
+            False,
+        )

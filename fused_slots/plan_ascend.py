@@ -1,0 +1,126 @@
+"""From sizes to a launch on Ascend, where a grid has one axis and few, fast, wide cores.
+
+Every role of the kernels strides over its work, so a plan is free to take as many programs as the
+device has cores and no more: each further program on a core pays its prologue again. Like any
+plan it looks at sizes alone. Figures behind the choices: docs/ascend.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fused_slots.plan import ceil_div
+
+SHORT_TILE = 32
+"""Tokens of a tile where queries are short (decode, speculation): rows differ within a tile."""
+
+LONG_TILE = 128
+"""Tokens of a tile elsewhere; larger ones overlap more work but need more on-chip memory."""
+
+SHORT_QUERY = 8
+"""Mean query length up to which tiles are short."""
+
+PAD_TILE = 1024
+"""Slots that a padding program writes at a time."""
+
+SLOTS = 32
+"""Batch slots that a gathering program compares at a time."""
+
+COLUMNS = 512
+"""Columns that a transfer of a gathering or writing program copies."""
+
+MAX_ROWS_ON_CHIP = 1024
+"""max_num_reqs up to which a program holds one number for each row on chip."""
+
+MAX_GRID = 65535
+"""Programs of a launch that the runtime accepts."""
+
+MAX_GROUPS = MAX_GRID // 4
+"""KV cache groups for which each role can have a program."""
+
+
+@dataclass(frozen=True)
+class AscendPlan:
+    """Programs of each role, for each group, and the tile of tokens.
+
+    Args:
+        tile: tokens of a tile.
+        num_tiles: programs that map tokens.
+        num_pad: programs that write PAD behind the last token.
+        num_gather: programs that bring gathered tables up to date.
+        num_write: programs that write staged rows.
+        search_steps: steps of the search for a token's request.
+    """
+
+    tile: int
+    num_tiles: int = 0
+    num_pad: int = 0
+    num_gather: int = 0
+    num_write: int = 0
+    search_steps: int = 0
+
+    @property
+    def programs(self) -> int:
+        """Programs of one group."""
+        return self.num_tiles + self.num_pad + self.num_gather + self.num_write
+
+    def reason(self) -> str:
+        """Why this plan and no other, in a sentence."""
+        if self.tile == SHORT_TILE:
+            return f"queries are short on average: tiles of {self.tile} tokens of many requests"
+        return f"queries are long on average: tiles of {self.tile} tokens, mostly of one request"
+
+
+def choose_tile(num_reqs: int, num_tokens: int) -> int:
+    """Tokens of a tile for a batch of these sizes."""
+    return SHORT_TILE if num_tokens <= SHORT_QUERY * num_reqs else LONG_TILE
+
+
+def plan_launch(
+    num_groups: int,
+    num_cores: int,
+    tile: int,
+    *,
+    capacity: int = 0,
+    num_reqs: int = 0,
+    num_tokens: int = 0,
+    num_slots: int = 0,
+    num_written_rows: int = 0,
+) -> AscendPlan:
+    """Programs of each role.
+
+    Args:
+        num_groups: KV cache groups.
+        num_cores: vector cores of the device.
+        tile: tokens of a tile.
+        capacity: width of the slot mappings that are written, 0 = none are.
+        num_reqs: batch entries.
+        num_tokens: tokens that the caller expects; more or fewer may come and are mapped right.
+        num_slots: batch slots to bring up to date.
+        num_written_rows: rows with staged writes.
+    """
+    most = min(max(num_cores // max(num_groups, 1), 1), MAX_GRID // (4 * max(num_groups, 1)))
+
+    def programs(pieces: int) -> int:
+        return min(pieces, most)
+
+    num_tiles = num_pad = 0
+    if capacity:
+        tokens = min(num_tokens, capacity)
+        num_tiles = max(programs(ceil_div(tokens, tile)), 1)
+        num_pad = max(programs(ceil_div(capacity - tokens, PAD_TILE)), 1)
+    return AscendPlan(
+        tile=tile,
+        num_tiles=num_tiles,
+        num_pad=num_pad,
+        num_gather=programs(ceil_div(num_slots, SLOTS)),
+        num_write=programs(num_written_rows),
+        search_steps=max(num_reqs - 1, 0).bit_length(),
+    )
+
+
+def rows_on_chip(max_num_reqs: int) -> int:
+    """Lanes that hold a number for each row on chip; 0 where rows are too many for that."""
+    if max_num_reqs > MAX_ROWS_ON_CHIP:
+        return 0
+    return max(SLOTS, 1 << (max_num_reqs - 1).bit_length())
