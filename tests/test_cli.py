@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from fused_slots import env
+from fused_slots.backends.cpu import CpuBackend
 from fused_slots.cli import bench, main
 from fused_slots.inspect.schedule import load_recording, load_schedule
+from fused_slots.plan import WarmupReport
 from tests.inspect.small_schedules import schedule, with_truth
 
 COMMANDS = ("demo", "explain", "check", "record", "replay", "bench", "doctor", "warmup")
@@ -318,6 +320,15 @@ def test_warmup_lists_variants(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("0 variants on cpu")
 
 
+def test_warmup_lists_what_a_backend_compiled(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = WarmupReport(variants=("small", "large"), seconds=1.5)
+    monkeypatch.setattr(CpuBackend, "warmup", lambda self: report)
+    assert main(["warmup"]) == 0
+    assert capsys.readouterr().out == "2 variants on cpu in 1.50 s\nsmall\nlarge\n"
+
+
 def test_bench_runs_one_benchmark_and_keeps_the_measurements(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,6 +343,42 @@ def test_bench_runs_one_benchmark_and_keeps_the_measurements(
 def test_bench_that_selects_nothing_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--select", "no_such_benchmark"]) == 1
     assert "deselected" in capsys.readouterr().out
+
+
+@pytest.fixture(name="own_benchmarks")
+def _own_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bench/ folder with one benchmark, which the test may write."""
+    monkeypatch.setattr(bench, "FOLDER", tmp_path / "bench")
+    (tmp_path / "bench").mkdir()
+    return tmp_path / "bench" / "bench_own.py"
+
+
+def test_bench_shows_a_peer_measured_in_turns(
+    own_benchmarks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_benchmarks.write_text(
+        "def bench_own(benchmark):\n"
+        "    benchmark.extra_info.update(ours_us=6.0, peer_us=4.0, ours_over_peer=1.5)\n"
+        "    benchmark(int)\n"
+        "def bench_alone(benchmark):\n"
+        "    benchmark(int)\n"
+    )
+    assert main(["bench"]) == 0
+    alone, own = sorted(capsys.readouterr().out.splitlines())
+    assert alone.startswith("alone ")
+    assert own.endswith("in turns 6.0 and the peer's 4.0 us: 1.50")
+
+
+def test_bench_with_a_wrong_result_is_a_finding(
+    own_benchmarks: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_benchmarks.write_text(
+        "def bench_good(benchmark):\n    benchmark(int)\n"
+        "def bench_wrong(benchmark):\n    raise AssertionError('slots differ')\n"
+    )
+    status, document = run_json(capsys, "bench")
+    assert (status, document["good"]) == (1, False)
+    assert "slots differ" in document["output"]
 
 
 def test_bench_outside_a_checkout_tells_how(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from fused_slots import BlockTableError
 from fused_slots.inspect import pictures
 from fused_slots.inspect.pictures import Film, table_image
 from fused_slots.inspect.replay import Replay
-from fused_slots.inspect.schedule import Schedule, load_recording
+from fused_slots.inspect.schedule import Schedule, ScheduleStep, load_recording
 from tests.inspect.small_schedules import schedule
 
 
@@ -49,6 +50,13 @@ def test_rows_and_events_are_placed_where_the_request_was() -> None:
     taken = film(schedule())
     assert taken._owners.T.tolist() == [[-1, -1, 0, -1], [1, -1, 0, -1], [1, -1, -1, -1]]
     assert taken._events == [("prefix hit", 1, 0), ("preempted", 2, 2)]
+
+
+def test_event_of_a_request_that_has_no_row_yet_is_left_out() -> None:
+    def unknown(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+        return [replace(steps[0], events=("aborted 77",)), *steps[1:]]
+
+    assert film(schedule(unknown))._events == film(schedule())._events
 
 
 def test_recording_with_every_event_is_drawn(tmp_path: Path) -> None:

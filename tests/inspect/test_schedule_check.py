@@ -71,3 +71,20 @@ def block_of_two_requests(steps: list[ScheduleStep]) -> list[ScheduleStep]:
 def test_fault_is_found(spoil: Spoil, finding: str) -> None:
     findings = list(check_schedule(schedule(spoil)))
     assert any(text.startswith(finding) for text in findings), findings
+
+
+def test_entry_without_tokens_writes_nothing() -> None:
+    """The same spoiled entry is a finding with tokens, and none without."""
+    starts, positions = np.array([0, 0, 1], np.int32), np.array([8])
+
+    def without_tokens(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+        empty = replace(steps[1], query_start_loc=starts, positions=positions)
+        return [steps[0], with_truth(empty, 0, 0, [1, 0])]
+
+    def with_tokens(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+        return [steps[0], with_truth(steps[1], 0, 0, [1, 0])]
+
+    assert list(check_schedule(schedule(without_tokens))) == []
+    assert list(check_schedule(schedule(with_tokens))) == [
+        "step 1: row 0 of group 0 writes column 1, where the KV manager holds no block"
+    ]
