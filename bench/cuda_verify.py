@@ -46,7 +46,7 @@ class World:
             replay_window=WINDOW,
         )
         self.tables.warmup()
-        self.rows = [[[0] for _ in range(NUM_ROWS)] for _ in GROUPS]
+        self.rows: list[list[list[int]]] = [[[] for _ in range(NUM_ROWS)] for _ in GROUPS]
         self.num_reqs, self.num_tokens = num_reqs, num_tokens
         self.idx = torch.zeros(num_reqs, dtype=torch.int32, device="cuda")
         self.starts = torch.zeros(num_reqs + 1, dtype=torch.int32, device="cuda")

@@ -58,12 +58,14 @@ def check_int32_positions(layout: TableLayout) -> None:
         if not group.maps_slots or group.circular:
             continue
         shards, _ = layout.shards(g)
+        block = group.block_size * shards
         tokens = layout.widths[g] * group.tokens_per_column * shards
-        if max(tokens, group.block_size * shards) > INT32_MAX:
+        # A block more, for the clamped positions of sharded groups.
+        if tokens + block > INT32_MAX:
             raise ConfigurationError(
                 f"max_num_blocks of {layout.describe(g)}",
-                expected=f"rows of at most {INT32_MAX} tokens over all context parallel ranks: "
-                "kernels compute positions in int32",
+                expected=f"rows of at most {INT32_MAX - block} tokens over all context parallel "
+                "ranks: kernels compute positions in int32",
                 actual=f"{tokens} tokens",
             )
 

@@ -104,6 +104,8 @@ def locate(
     """
     if SHARDED:
         block = quotient(place, virtual_size, virtual_shift, POW2)
+        # One block less where the position was clamped, so that its column cannot overflow.
+        block = tl.where(position > INT32_MAX, block - 1, block)
         within_block = remainder(position, virtual_size, POW2)
         run = quotient(within_block, interleave, interleave_shift, POW2)
         stripe = quotient(run, shards, shards_shift, POW2)
