@@ -1,6 +1,6 @@
 """Ours beside vLLM 0.33's own v2 BlockTables on one GPU: python -m bench.cuda_compare --json FILE.
 
-Needs an importable vllm 0.33.0. Every comparison first checks that both give the same tables and
+Needs an unpacked wheel of vllm 0.33.0 (VLLM_WHEEL, see peers.py). Every comparison first checks that both give the same tables and
 slots and refuses to report a ratio if they do not. What is measured, see cuda_timing.py:
 
 - slots: compute_slot_mappings, four orders of the batch in turn;
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -26,11 +27,15 @@ import triton
 
 from bench.cuda_timing import Timing, device_time, host_time, profiled
 from bench.cuda_tune import filled_tables, permuted
+from bench.peers import vllm_block_tables
 from fused_slots import AscendBlockTables
 from tests.workloads import MEASURED, StepTensors, Workload, workload
 
 STEPS = 330
 """Steps of a schedule, more than any measurement takes."""
+
+VLLM = Path(os.environ.get("VLLM_WHEEL", "vllm-wheel"))
+"""The unpacked wheel."""
 
 SWEPT = ("decode 256x6", "decode 64x12")
 """Workloads measured at several contexts."""
@@ -47,9 +52,7 @@ class Peer:
     """vLLM's tables with the rows of a workload."""
 
     def __init__(self, load: Workload) -> None:
-        from vllm.v1.worker.gpu.block_table import BlockTables
-
-        self.tables = BlockTables(**load.vllm_arguments("cuda"))
+        self.tables = vllm_block_tables(VLLM)(**load.vllm_arguments("cuda"))
         self.stage(load)
         self.tables.apply_staged_writes()
 
