@@ -1,12 +1,5 @@
-"""The one backend of this folder's tests that are written for any."""
+"""For tests written for any backend: the fixture that takes the place of theirs."""
 
-from __future__ import annotations
+from tests.kernels.interpreted.conftest import make_tables
 
-import pytest
-
-from tests.backends_under_test import MakeTables
-
-
-@pytest.fixture
-def make_tables() -> MakeTables:
-    return MakeTables("cpu", "interpreter")
+__all__ = ["make_tables"]

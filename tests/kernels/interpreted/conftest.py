@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     raise pytest.UsageError("set TRITON_INTERPRET=1, or use `make test-interpreted`")
 
 from fused_slots import plan as launch_plan
+from tests.backends_under_test import MakeTables
 from tests.kernels.checked_memory import CheckedMemory
 
 
@@ -26,10 +27,18 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckedMemory]:
         yield memory
 
 
-@pytest.fixture(autouse=True)
-def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gathered columns are shared by two programs where a GPU would take up to sixteen."""
-    monkeypatch.setattr(launch_plan, "MAX_HELPERS", 2)
+SMALL_TILES = {
+    "TILE": 16, "STEP_TILE": 8, "REQUEST_TILE": 4, "PAD_TILE": 16, "MAX_PAD_PROGRAMS": 2,
+    "SLOTS": 4, "COLUMNS": 8, "LONG": 8, "RUN": 8, "MAX_HELPERS": 2, "CHUNK": 16, "RECORDS": 4,
+}  # fmt: skip
+"""Sizes at which a few tokens, rows and columns cross every border there is."""
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans with the smallest tiles, so that small tables need many programs."""
+    for name, size in SMALL_TILES.items():
+        monkeypatch.setattr(launch_plan, name, size)
 
 
 @pytest.fixture(params=["auto", "by_request"])
@@ -38,3 +47,9 @@ def plan(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     monkeypatch.setenv("FUSED_SLOTS_PLAN", request.param)
     value: str = request.param
     return value
+
+
+@pytest.fixture
+def make_tables() -> MakeTables:
+    """Managers whose kernels are interpreted."""
+    return MakeTables("cpu", "interpreter")

@@ -115,18 +115,9 @@ SHAPES = {
 }
 
 
-# Before `few_programs` changes it.
-HELPERS = plan.MAX_HELPERS
-
-
 def make(make_tables: MakeTables, **settings: object) -> AscendBlockTables:
     sizes = {"max_num_reqs": 41, "max_num_batched_tokens": 1200, "replay_window": 6}
     return make_tables([PAGED, SPLIT, RING], **{**sizes, **settings})
-
-
-@pytest.fixture
-def make_tables() -> MakeTables:
-    return MakeTables("cpu", "interpreter")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -172,10 +163,7 @@ def test_records_and_batch_slots(make_tables: MakeTables, staged: int) -> None:
     batch.map()
 
 
-def test_as_many_programs_share_columns_as_on_a_gpu(
-    make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "MAX_HELPERS", HELPERS)
+def test_programs_share_the_columns_of_long_rows(make_tables: MakeTables) -> None:
     batch = Batch(make_tables([KVCacheGroup(4, 3000)], max_num_reqs=3), [2, 2, 1])
     for row, count in ((0, 3000), (1, 2047), (2, 1)):
         ids = list(range(row + 1, row + count + 1))

@@ -40,9 +40,12 @@ def test_every_step_agrees_with_both_oracles(
     events: set[str],
     memory: CheckedMemory,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Parts take turns with the plans; a life's digest is the CPU backend's."""
+    """Parts take turns with plans and tile sizes; a life's digest is the CPU backend's."""
     monkeypatch.setenv("FUSED_SLOTS_PLAN", ("auto", "by_request")[part % 2])
+    if part % 4 in (1, 2):
+        request.getfixturevalue("small_tiles")
     steps, first_seed = -(-interpreted_steps // PARTS), 100_000 * (part + 1)
     report = simulate_lives(INTERPRETER, first_seed, steps, LIFE, "small")
     assert report.steps >= steps
