@@ -1,7 +1,8 @@
 """Ours beside vLLM 0.33's own v2 BlockTables on one GPU: python -m bench.cuda_compare --json FILE.
 
-Needs an unpacked wheel of vllm 0.33.0 (VLLM_WHEEL, see peers.py). Every comparison first checks that both give the same tables and
-slots and refuses to report a ratio if they do not. What is measured, see cuda_timing.py:
+Needs an unpacked wheel of vllm 0.33.0 (VLLM_WHEEL, see peers.py). Each comparison first checks that
+both give the same tables and slots and refuses to report a ratio if they do not. What is measured,
+see cuda_timing.py:
 
 - slots: compute_slot_mappings, four orders of the batch in turn;
 - steady: gather + slots, the same batch again and again (ours in one `step`);
