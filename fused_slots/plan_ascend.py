@@ -15,7 +15,10 @@ SHORT_TILE = 32
 """Tokens of a tile where queries are short (decode, speculation): rows differ within a tile."""
 
 LONG_TILE = 128
-"""Tokens of a tile elsewhere; larger ones overlap more work but need more on-chip memory."""
+"""Tokens of a tile elsewhere; larger ones do more at a time but need more on-chip memory."""
+
+LONG_MAP_TILE = 256
+"""The same where slots are all that a launch makes, and divisions are shifts."""
 
 SHORT_QUERY = 8
 """Mean query length up to which tiles are short."""
@@ -71,9 +74,9 @@ class AscendPlan:
         return f"queries are long on average: tiles of {self.tile} tokens, mostly of one request"
 
 
-def choose_tile(num_reqs: int, num_tokens: int) -> int:
+def choose_tile(num_reqs: int, num_tokens: int, long_tile: int) -> int:
     """Tokens of a tile for a batch of these sizes."""
-    return SHORT_TILE if num_tokens <= SHORT_QUERY * num_reqs else LONG_TILE
+    return SHORT_TILE if num_tokens <= SHORT_QUERY * num_reqs else long_tile
 
 
 def plan_launch(

@@ -43,6 +43,9 @@ class AscendOperations(TritonBackend):
         self._widths = self.allocate((groups, 1), torch.int32, 0)
         self._widths[:, 0].copy_(torch.tensor(layout.widths, dtype=torch.int32))
         self._no_lines = self.allocate((3 * groups,), torch.int64, 0)
+        self._long_map_tile = (
+            plan_ascend.LONG_MAP_TILE if self._powers_of_two else plan_ascend.LONG_TILE
+        )
         self._rows_on_chip = plan_ascend.rows_on_chip(rows)
         self._packer = AscendPacker(layout)
         self.num_cores = self.count_cores()
@@ -62,7 +65,7 @@ class AscendOperations(TritonBackend):
     ) -> None:
         num_reqs = idx_mapping.shape[0]
         planned = self._plan(
-            choose_tile(num_reqs, num_tokens_padded),
+            choose_tile(num_reqs, num_tokens_padded, self._long_map_tile),
             capacity=out.shape[1],
             num_reqs=num_reqs,
             num_tokens=num_tokens_padded,
@@ -98,9 +101,8 @@ class AscendOperations(TritonBackend):
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         capacity = self.layout.max_num_batched_tokens
-        planned = self._plan(
-            choose_tile(num_reqs, num_tokens), capacity=capacity, num_tokens=num_tokens
-        )
+        tile = choose_tile(num_reqs, num_tokens, self._long_map_tile)
+        planned = self._plan(tile, capacity=capacity, num_tokens=num_tokens)
         dtype = self.layout.slot_dtype
         variant = self._map_variant(torch.int32, dtype, planned.tile, False, flat=False)
         grid = (1, self.layout.num_groups * planned.programs)
@@ -109,12 +111,13 @@ class AscendOperations(TritonBackend):
     def variants(self) -> Iterator[Variant]:
         """Every variant that a call can choose."""
         replays = (False, True) if self.layout.replay_window else (False,)
-        short, long = plan_ascend.SHORT_TILE, plan_ascend.LONG_TILE
+        short = plan_ascend.SHORT_TILE
         for index_dtype in _INDEX_DTYPES:
-            for tile in (short, long):
-                for replay in replays:
+            for replay in replays:
+                for tile in (short, self._long_map_tile):
                     for out_dtype in _INDEX_DTYPES:
                         yield self._map_variant(index_dtype, out_dtype, tile, replay, flat=False)
+                for tile in (short, plan_ascend.LONG_TILE):
                     yield self._step_choice(index_dtype, tile, replay, whole=False)
             for out_dtype in _INDEX_DTYPES:
                 yield self._map_variant(index_dtype, out_dtype, short, False, flat=True)
@@ -144,7 +147,9 @@ class AscendOperations(TritonBackend):
             self._dirty_rows = num_reqs
         written = 0 if writes is None else len(writes.rows)
         planned = self._plan(
-            choose_tile(num_reqs, num_tokens_padded) if maps else plan_ascend.SHORT_TILE,
+            choose_tile(num_reqs, num_tokens_padded, plan_ascend.LONG_TILE)
+            if maps
+            else plan_ascend.SHORT_TILE,
             capacity=layout.max_num_batched_tokens if maps else 0,
             num_reqs=num_reqs,
             num_tokens=num_tokens_padded,

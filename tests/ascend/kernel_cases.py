@@ -27,18 +27,19 @@ _FAULTS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """One configuration: groups, context parallelism, dtypes and the plan."""
+    """One configuration: groups, context parallelism and dtypes."""
 
     groups: tuple[KVCacheGroup, ...]
     context_parallel: ContextParallel = field(default_factory=ContextParallel)
     slot_dtype: torch.dtype = torch.int32
     index_dtype: torch.dtype = torch.int32
     replay_window: int = 0
+    num_rows: int = NUM_ROWS
 
     def make(self) -> AscendBlockTables:
         return AscendBlockTables.from_groups(
             list(self.groups),
-            max_num_reqs=NUM_ROWS,
+            max_num_reqs=self.num_rows,
             max_num_batched_tokens=CAPACITY,
             context_parallel=self.context_parallel,
             slot_dtype=self.slot_dtype,
@@ -51,11 +52,12 @@ STATE = KVCacheGroup(block_size=4096, max_num_blocks=1, slot_mapping_mode=SlotMa
 RING = KVCacheGroup(block_size=8, max_num_blocks=1, circular=True, prefix_cacheable=False)
 POWERS = (
     KVCacheGroup(block_size=16, max_num_blocks=128),
-    KVCacheGroup(block_size=128, max_num_blocks=16, kernel_block_size=32, prefix_cacheable=False),
+    KVCacheGroup(block_size=128, max_num_blocks=16, kernel_block_size=32, prefix_cacheable=False,
+                 sliding_window_reach=70),
     STATE,
-)
+)  # fmt: skip
 OTHERS = (
-    KVCacheGroup(block_size=48, max_num_blocks=64),
+    KVCacheGroup(block_size=48, max_num_blocks=64, sliding_window_reach=130),
     KVCacheGroup(block_size=640, max_num_blocks=8, kernel_block_size=128, prefix_cacheable=False),
     STATE,
 )
@@ -74,7 +76,7 @@ SETUPS: dict[str, Setup] = {
     "replay": Setup((*POWERS, RING), replay_window=40),
     "other_sizes": Setup(OTHERS),
     "sharded": Setup(POWERS, SECOND_OF_TWO),
-    "sharded_other_sizes": Setup(OTHERS, FIRST_OF_THREE, slot_dtype=torch.int64),
+    "sharded_other_sizes": Setup(OTHERS, FIRST_OF_THREE),
     "long_rows": Setup(LONG, slot_dtype=torch.int64),
 }  # fmt: skip
 
