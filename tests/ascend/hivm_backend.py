@@ -18,9 +18,8 @@ from compile import Variant as Compilation
 from hivm import EXACT, Alias, Execution, Modes, execute
 
 from fused_slots.backends.ascend import runtime_signature
-from fused_slots.backends.ascend_operations import AscendOperations
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant
-from fused_slots.staging import StagedWrites
+from tests.kernels.ascend_forms import HostAscend
 
 
 class HivmLauncher(Launcher):
@@ -88,7 +87,7 @@ def _memory(tensor: torch.Tensor) -> np.ndarray:
     return tensor.as_strided((last + 1,), (1,)).numpy()
 
 
-class HivmBackend(AscendOperations):
+class HivmBackend(HostAscend):
     """Block tables in host memory, worked on by executed Ascend code."""
 
     name = "ascend code"
@@ -99,23 +98,6 @@ class HivmBackend(AscendOperations):
 
     def make_launcher(self) -> Launcher:
         return HivmLauncher(self.target, self.modes, self.seed)
-
-    def count_cores(self) -> int:
-        return 40
-
-    def upload(self, writes: StagedWrites) -> torch.Tensor:
-        packet = torch.full((self._packer.size(writes, self.layout),), -77, dtype=torch.int32)
-        self._packer.pack(writes, self.layout, packet.numpy())
-        return packet
-
-    def uploaded_packet_used(self) -> None:
-        """Nothing: every packet is used once."""
-
-    def synchronize(self) -> None:
-        """Nothing: a launch returns when it is done."""
-
-    def refuse_capture(self, operation: str) -> None:
-        """Nothing: host memory has no graphs."""
 
     def gather(
         self,

@@ -1,0 +1,396 @@
+"""The Ascend backend against a fake of the calls it makes to torch_npu and triton-ascend.
+
+The fake keeps tensors in host memory and checks what a launcher gets: grid, stream and arguments
+of the declared types. What kernels compute is tested where they are executed (tests/ascend) and
+interpreted (tests/kernels/interpreted).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fused_slots import (
+    AscendBlockTables,
+    BlockTableError,
+    ContextParallel,
+    KVCacheGroup,
+    SlotMappingMode,
+    plan_ascend,
+)
+from fused_slots.backends import ascend
+from fused_slots.faults import (
+    BackendUnavailableError,
+    ConfigurationError,
+    InvalidArgumentError,
+)
+
+PAGED = KVCacheGroup(16, 8)
+STREAM = 4711
+INT_RANGES = {"i32": 2**31, "i64": 2**63}
+
+
+class FakeEvent:
+    """torch.npu.Event: recorded on the current stream, waited for by the host."""
+
+    def __init__(self, npu: FakeNpu) -> None:
+        self._npu = npu
+
+    def record(self) -> None:
+        self._npu.log.append("record")
+
+    def synchronize(self) -> None:
+        self._npu.log.append("wait")
+
+
+class FakeNpu:
+    """torch.npu with two devices; log holds what was asked of it, in order."""
+
+    def __init__(self) -> None:
+        self.available, self.current, self.capturing = True, 0, False
+        self.log: list[str] = []
+        self.launches: list[SimpleNamespace] = []
+        self.compiled: list[Any] = []
+
+    def is_available(self) -> bool:
+        return self.available
+
+    def device_count(self) -> int:
+        return 2
+
+    def current_device(self) -> int:
+        return self.current
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def synchronize(self, device: torch.device) -> None:
+        self.log.append(f"synchronize {device.index}")
+
+    def Event(self) -> FakeEvent:
+        return FakeEvent(self)
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
+
+    def get_current_stream(self, index: int) -> int:
+        assert index == self.current, "the stream of a device that is not current"
+        return STREAM + index
+
+    def get_device_properties(self, index: int) -> dict[str, int]:
+        return {"max_shared_mem": 1, "num_aicore": 20, "num_vectorcore": 40}
+
+    def compile(self, source: Any, target: Any = None, options: Any = None) -> Any:
+        assert not self.capturing
+        kernel = _FakeCompiled(self, source)
+        self.compiled.append(kernel)
+        return kernel
+
+
+class _FakeSource:
+    """triton-ascend 3.2's ASTSource: the signature names runtime arguments, constants the rest."""
+
+    def __init__(self, fn: Any, signature: Any, constants: Any = None, attrs: Any = None) -> None:
+        assert [*signature, *constants] == fn.arg_names
+        self.fn, self.signature, self.constants = fn, signature, constants
+
+
+class _FakeCompiled:
+    """triton-ascend 3.2's CompiledKernel: `run` exists once handles are initialised."""
+
+    def __init__(self, npu: FakeNpu, source: _FakeSource) -> None:
+        self._npu, self.src = npu, source
+        self.packed_metadata = {"kernel_name": source.fn.__name__}
+        self.function: object | None = None
+
+    def _init_handles(self) -> None:
+        self.function = object()
+        self.run = self._run
+
+    def _run(self, x: int, y: int, z: int, stream: int, function: object, metadata: object,
+             launch_metadata: None, enter: None, leave: None, *arguments: Any) -> None:  # fmt: skip
+        assert (y, z) == (1, 1)
+        assert 0 < x <= plan_ascend.MAX_GRID
+        assert function is self.function
+        assert metadata is self.packed_metadata
+        assert stream == STREAM + self._npu.current
+        named = dict(zip(self.src.signature, arguments, strict=True))
+        for name, type_ in self.src.signature.items():
+            value = named[name]
+            if type_.startswith("*"):
+                assert f"i{value.element_size() * 8}" == type_[1:], name
+            else:
+                assert type(value) is int, name
+                assert -INT_RANGES[type_] <= value < INT_RANGES[type_], name
+        kernel = self.src.fn.__name__
+        self._npu.launches.append(SimpleNamespace(kernel=kernel, programs=x, **named))
+
+
+@pytest.fixture
+def npu(monkeypatch: pytest.MonkeyPatch) -> FakeNpu:
+    """torch_npu and triton-ascend as the backend sees them; npu tensors lie in host memory."""
+    triton = pytest.importorskip("triton")
+    pytest.importorskip("triton.compiler")
+    pytest.importorskip("triton.runtime")
+    fake = FakeNpu()
+    monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
+    monkeypatch.setattr(torch, "npu", fake, raising=False)
+    module = ModuleType("triton.backends.ascend")
+    module.__spec__ = ModuleSpec(module.__name__, None)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    active = SimpleNamespace(utils=fake, get_current_stream=fake.get_current_stream)
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(triton, "compile", fake.compile)
+    monkeypatch.setattr(triton.compiler, "ASTSource", _FakeSource)
+    monkeypatch.setattr("fused_slots.block_tables.parse_device", _host_device)
+    monkeypatch.setattr(
+        "fused_slots.block_tables.backend_class", lambda device: ascend.AscendBackend
+    )
+    return fake
+
+
+def _host_device(device: str | torch.device) -> torch.device:
+    return torch.device(str(device).replace("npu", "cpu"))
+
+
+def make(groups: list[KVCacheGroup] | None = None, **settings: Any) -> AscendBlockTables:
+    sizes = {"max_num_reqs": 8, "max_num_batched_tokens": 64, "device": "npu"}
+    return AscendBlockTables.from_groups(groups or [PAGED], **{**sizes, **settings})
+
+
+def batch(num_reqs: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (
+        torch.arange(num_reqs, dtype=torch.int32),
+        torch.arange(num_reqs + 1, dtype=torch.int32),
+        torch.zeros(num_reqs, dtype=torch.int64),
+    )
+
+
+def test_slots_are_int32_unless_asked_for(npu: FakeNpu) -> None:
+    assert make().slot_mappings.dtype == torch.int32
+    assert make(slot_dtype=torch.int64, num_blocks=100).slot_mappings.dtype == torch.int64
+
+
+def test_a_step_is_one_launch_on_the_current_stream(npu: FakeNpu) -> None:
+    tables = make()
+    tables.append_block_ids(1, ([5, 6],), overwrite=True)
+    tables.step(*batch())
+    (launch,) = npu.launches
+    assert launch.kernel == "step_on_ascend"
+    assert (launch.num_written_rows, launch.num_reqs, launch.num_slots) == (1, 2, 2)
+    assert launch.written_rows_ptr.tolist() == [1]
+    assert launch.filled_ptr.tolist() == [0, 2, *[0] * 6]
+    assert launch.starts_ptr.tolist() == [0] * 8
+    assert launch.ids_ptr[:2].tolist() == [5, 6]
+    assert tables.launches == 1
+
+
+def test_packets_hold_the_lengths_of_rows_written_before(npu: FakeNpu) -> None:
+    tables = make()
+    tables.append_block_ids(1, ([5, 6],), overwrite=True)
+    tables.apply_staged_writes()
+    tables.append_block_ids(1, ([7],), overwrite=False)
+    tables.append_block_ids(3, ([8],), overwrite=True)
+    tables.apply_staged_writes()
+    launch = npu.launches[-1]
+    assert launch.filled_ptr.tolist() == [0, 3, 0, 1, 0, 0, 0, 0]
+    assert launch.starts_ptr.tolist() == [0, 2, 0, 0, 0, 0, 0, 0]
+    base = launch.bases_ptr.tolist()
+    assert launch.ids_ptr[base[1] + 2] == 7
+    assert launch.ids_ptr[base[3]] == 8
+    assert launch.generations_ptr.tolist() == [0, 1, 0, 1, 0, 0, 0, 0]
+
+
+def test_a_ring_of_packets_waits_for_the_device(npu: FakeNpu) -> None:
+    tables = make()
+    for _ in range(200):
+        tables.append_block_ids(1, ([5],), overwrite=True)
+        tables.apply_staged_writes()
+    assert "wait" in npu.log
+    assert npu.log.index("record") < npu.log.index("wait")
+    assert len(npu.launches) == 200
+
+
+def test_nothing_compiles_after_warmup(npu: FakeNpu) -> None:
+    groups = [PAGED, KVCacheGroup(8, 1, circular=True, prefix_cacheable=False)]
+    tables = make(groups, replay_window=4, max_num_batched_tokens=4096)
+    report = tables.warmup()
+    assert len(report.variants) == len(set(report.variants)) == tables._backend.launcher.compiled
+    index, starts, positions = batch()
+    for idx in (index, index.long()):
+        for out in (None, torch.zeros(2, 64, dtype=torch.int64)):
+            for replay in (None, torch.zeros(2, dtype=torch.int32)):
+                for tokens in (2, 64):
+                    tables.compute_slot_mappings(
+                        idx, starts, positions, tokens, out=out, replay_start=replay
+                    )
+            tables.map_tokens(idx, positions, out=out)
+        for tokens in (2, 64):
+            tables.step(idx, starts, positions, num_tokens_padded=tokens, replay_start=None)
+        tables.gather_block_tables(idx, 2)
+        tables.gather_block_tables(idx, 2, out=[torch.zeros_like(t) for t in
+                                                tables.input_block_tables])  # fmt: skip
+    assert len(npu.compiled) == len(report.variants)
+
+
+def test_the_grid_stays_within_the_runtime_limit(npu: FakeNpu) -> None:
+    tables = make([PAGED] * 3000, max_num_reqs=2, max_num_batched_tokens=4096)
+    tables.compute_slot_mappings(*batch(), 4096)
+    assert npu.launches[-1].programs <= plan_ascend.MAX_GRID
+    with pytest.raises(ConfigurationError, match="65535 programs"):
+        make([PAGED] * (plan_ascend.MAX_GROUPS + 1), max_num_reqs=1)
+
+
+@pytest.mark.parametrize("num_groups", [1, 7, 40, 500])
+@pytest.mark.parametrize("cores", [1, 40, 64])
+def test_plans_give_each_role_a_program_and_no_more_than_the_cores(
+    num_groups: int, cores: int
+) -> None:
+    for pieces in (1, 10, 10**9):
+        plan = plan_ascend.plan_launch(
+            num_groups, cores, 32, capacity=pieces, num_tokens=pieces // 2, num_slots=pieces,
+            num_written_rows=pieces,
+        )  # fmt: skip
+        roles = (plan.num_tiles, plan.num_pad, plan.num_gather, plan.num_write)
+        assert all(1 <= role <= max(cores // num_groups, 1) for role in roles)
+        assert num_groups * plan.programs <= plan_ascend.MAX_GRID
+
+
+def test_plans_of_short_and_long_queries(npu: FakeNpu) -> None:
+    tables = make(max_num_batched_tokens=8192, max_num_reqs=256)
+    assert "tile32" in tables.launch_plan(256, 256).variant
+    assert "tile256" in tables.launch_plan(1, 4096).variant
+    assert "short" in tables.launch_plan(256, 256).describe()
+    assert "long" in tables.launch_plan(1, 4096).describe()
+    odd = make([KVCacheGroup(48, 8)], max_num_batched_tokens=8192)
+    assert "tile128" in odd.launch_plan(1, 4096).variant
+    assert "rows0" in make(max_num_reqs=2000).launch_plan(1, 1).variant
+
+
+def test_another_device_is_made_current_for_a_launch(npu: FakeNpu) -> None:
+    tables = make(device="npu:1")
+    assert npu.current == 0
+    tables.compute_slot_mappings(*batch(), 2)
+    assert npu.current == 0
+    assert len(npu.launches) == 1
+
+
+def test_captures_refuse_staged_writes_and_compilation(npu: FakeNpu) -> None:
+    tables = make()
+    tables.warmup()
+    tables.append_block_ids(0, ([5],), overwrite=True)
+    npu.capturing = True
+    for call in (tables.apply_staged_writes, lambda: tables.step(*batch())):
+        with pytest.raises(InvalidArgumentError, match="capture in progress"):
+            call()
+    tables.compute_slot_mappings(*batch(), 2)
+    with pytest.raises(InvalidArgumentError, match="compiling slots_on_ascend"):
+        make().compute_slot_mappings(*batch(), 2)
+
+
+def test_faults_are_counted_in_int32_and_reported_once(npu: FakeNpu) -> None:
+    tables = make()
+    tables._backend._fault_counts[1, 0] = 3
+    (fault,) = tables.take_faults()
+    assert (fault.code.name, fault.count) == ("COLUMN_OUT_OF_ROW", 3)
+    assert tables.take_faults() == []
+    assert npu.log == ["synchronize 0"] * 2
+
+
+def test_dummy_tables_are_written_anew_by_the_next_gather(npu: FakeNpu) -> None:
+    tables = make()
+    assert not tables.get_dummy_block_tables(3)[0].any()
+    states = tables._backend._slot_states
+    assert (states[0] == -2).all()
+    assert (states[2] == tables.layout.widths[0]).all()
+    tables.gather_block_tables(torch.zeros(1, dtype=torch.int32), 1)
+    assert npu.launches[-1].num_slots == 3
+
+
+def test_other_tables_are_found_from_the_lowest(npu: FakeNpu) -> None:
+    tables = make([PAGED, PAGED])
+    whole = torch.zeros(2, 4, 128, dtype=torch.int32)
+    tables.gather_block_tables(torch.zeros(2, dtype=torch.int32), 4, out=[whole[1], whole[0]])
+    launch = npu.launches[-1]
+    assert launch.gathered_ptr.data_ptr() == whole.data_ptr()
+    assert launch.gathered_lines_ptr.tolist() == [512, 128, 128, 0, 128, 128]
+
+
+def test_an_empty_gather_launches_nothing(npu: FakeNpu) -> None:
+    make().gather_block_tables(torch.zeros(0, dtype=torch.int32), 0)
+    assert npu.launches == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"slot_dtype": torch.int64}, "an unknown pool"),
+        ({"slot_dtype": torch.int64, "num_blocks": 2**27 + 1}, r"134217729 x 16 = 2147483664"),
+    ],
+)
+def test_slots_beyond_int32_are_refused(
+    npu: FakeNpu, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        make(**settings)
+
+
+def test_tables_beyond_int32_are_refused() -> None:
+    from fused_slots.backends.ascend_operations import check_int32_slots
+    from fused_slots.layout import TableLayout
+
+    layout = TableLayout(
+        (KVCacheGroup(16, 2**21),), (2**21,), 1024, 8, ContextParallel(), 0, torch.int32, (None,)
+    )
+    with pytest.raises(ConfigurationError, match="1024 x 2097152 = 2147483648"):
+        check_int32_slots(layout)
+
+
+def test_state_groups_may_have_unknown_pools(npu: FakeNpu) -> None:
+    state = KVCacheGroup(4096, 1, slot_mapping_mode=SlotMappingMode.NONE)
+    make([state], slot_dtype=torch.int64)
+
+
+def _without_torch_npu(npu: FakeNpu, patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "torch_npu", None)
+
+
+def _without_triton_ascend(npu: FakeNpu, patch: pytest.MonkeyPatch) -> None:
+    patch.delitem(sys.modules, "triton.backends.ascend")
+
+
+def _without_npu(npu: FakeNpu, patch: pytest.MonkeyPatch) -> None:
+    npu.available = False
+
+
+def _nothing(npu: FakeNpu, patch: pytest.MonkeyPatch) -> None:
+    """The device itself is wrong."""
+
+
+@pytest.mark.parametrize(
+    ("remove", "device", "message"),
+    [
+        (_without_torch_npu, "npu", "torch_npu does not import"),
+        (_without_triton_ascend, "npu", "without triton-ascend"),
+        (_without_npu, "npu", "sees no NPU"),
+        (_nothing, "npu:2", r"of npu:0 \.\.\. npu:1"),
+    ],
+)
+def test_what_is_missing_is_one_clear_error(
+    npu: FakeNpu, monkeypatch: pytest.MonkeyPatch, remove: Any, device: str, message: str
+) -> None:
+    remove(npu, monkeypatch)
+    with pytest.raises(BackendUnavailableError, match=message) as raised:
+        make(device=device)
+    assert "fused-slots[ascend]" in raised.value.hint
+    assert isinstance(raised.value, BlockTableError)

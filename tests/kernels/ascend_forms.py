@@ -1,0 +1,112 @@
+"""The Ascend backend's operations on host memory, and simulated lives that suit them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fused_slots import AscendBlockTables
+from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.launch import (
+    FixedArguments,
+    InterpretedLauncher,
+    Launch,
+    Launcher,
+    Variant,
+)
+from fused_slots.faults import ConfigurationError
+from fused_slots.staging import StagedWrites
+from tests.configuration import Config, Target, make_manager
+from tests.simulator import Report, SimulationError, simulate
+
+
+class HostAscend(AscendOperations):
+    """Everything but the launcher, which a subclass brings."""
+
+    def count_cores(self) -> int:
+        return 40
+
+    def upload(self, writes: StagedWrites) -> torch.Tensor:
+        packet = torch.full((self._packer.size(writes, self.layout),), -77, dtype=torch.int32)
+        self._packer.pack(writes, self.layout, packet.numpy())
+        return packet
+
+    def uploaded_packet_used(self) -> None:
+        """Nothing: every packet is used once."""
+
+    def synchronize(self) -> None:
+        """Nothing: a launch returns when it is done."""
+
+    def refuse_capture(self, operation: str) -> None:
+        """Nothing: host memory has no graphs."""
+
+
+class OneAxisLauncher(InterpretedLauncher):
+    """Interprets kernels whose grid has one axis."""
+
+    def bind(
+        self,
+        kernel: Any,
+        variant: Variant,
+        num_groups: int,
+        changing_types: Sequence[str],
+        fixed: FixedArguments,
+    ) -> Launch:
+        constants = dict(variant.constants)
+
+        def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+            grid = (num_groups * programs,)
+            kernel[grid](*tensors, *numbers, *fixed.tensors, *fixed.numbers, **constants)
+
+        return launch
+
+
+class InterpretedAscend(HostAscend):
+    """The Ascend kernels in Triton's interpreter; three cores, so that programs take turns."""
+
+    name = "interpreted ascend"
+
+    def make_launcher(self) -> Launcher:
+        return OneAxisLauncher()
+
+    def count_cores(self) -> int:
+        return 3
+
+
+class _Unsuited(Exception):
+    """A configuration that the backend refuses, or whose faults would need details."""
+
+
+def simulate_lives_on(
+    backend: type[AscendOperations], num_lives: int, steps: int, first_seed: int = 0
+) -> Report:
+    """Simulate lives of small managers on a backend, leaving out unsuited configurations.
+
+    The Ascend backend records no details of faults and refuses int64 slots of unknown pools.
+    """
+
+    def make(config: Config) -> AscendBlockTables:
+        if config.checked:
+            raise _Unsuited
+        with mock.patch("fused_slots.block_tables.backend_class", return_value=backend):
+            try:
+                return make_manager(config)
+            except ConfigurationError as error:
+                if not error.argument.startswith("slot_dtype=torch.int64"):
+                    raise
+                raise _Unsuited from error
+
+    target = Target(backend.name, make)
+    report, seed, lives = Report(), first_seed, 0
+    while lives < num_lives:
+        try:
+            report.add(simulate(target, seed, steps, "small"))
+            lives += 1
+        except SimulationError as error:
+            if not isinstance(error.__cause__, _Unsuited):
+                raise
+        seed += 1
+    return report
