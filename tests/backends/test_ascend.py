@@ -7,10 +7,13 @@ interpreted (tests/kernels/interpreted).
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -394,3 +397,27 @@ def test_what_is_missing_is_one_clear_error(
         make(device=device)
     assert "fused-slots[ascend]" in raised.value.hint
     assert isinstance(raised.value, BlockTableError)
+
+
+def test_the_first_run_can_be_tried_without_an_npu(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    script = Path(__file__).parents[2] / "bench" / "ascend_first_run.py"
+    sizes = ["--lives", "2", "--replays", "5", "--rounds", "2", "--json", str(result)]
+    subprocess.run([sys.executable, script, "--dry-run", *sizes], check=True, timeout=300)
+    found = json.loads(result.read_text())
+    assert found["correctness"]["steps"] == 80
+    assert found["graphs"] == {"replays": 5, "captured": False, "mismatches": 0}
+    assert len(found["timings"]) == 4
+    assert all(set(times) == _TIMES for times in found["timings"].values())
+
+
+def test_a_part_of_the_first_run_that_fails_is_written_down(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    sizes = ["--lives", "1", "--replays", "1", "--rounds", "1", "--json", str(result)]
+    script = Path(__file__).parents[2] / "bench" / "ascend_first_run.py"
+    done = subprocess.run([sys.executable, script, *sizes], check=False, timeout=300)
+    assert done.returncode == 1
+    assert "npu" in json.loads(result.read_text())["graphs"]["error"]
+
+
+_TIMES = {"slots_us", "slots_per_group_us", "step_us", "step_per_group_us"}
