@@ -7,16 +7,22 @@ import argparse
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.cli.result import Commands, Result, Status, add_command
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
+from fused_slots.inspect.ascend_gate import run_ascend_gate
 from fused_slots.inspect.doctor import Diagnosis, diagnose
 
 
 def add_commands(commands: Commands) -> None:
     """Add doctor and warmup."""
-    add_command(
+    parser = add_command(
         commands,
         "doctor",
         run_doctor,
         "list versions, usable backends and settings; say what to fix",
+    )
+    parser.add_argument(
+        "--ascend",
+        action="store_true",
+        help="also compile every kernel variant for Ascend (in the environment of tests/ascend)",
     )
     parser = add_command(
         commands,
@@ -32,15 +38,21 @@ def add_commands(commands: Commands) -> None:
 def run_doctor(args: argparse.Namespace) -> Result:
     """Diagnose; a problem is a finding."""
     diagnosis = diagnose()
-    document = {
+    gate = run_ascend_gate() if args.ascend else None
+    if gate is not None and not gate.passed:
+        diagnosis.problems.append(f"Ascend compile gate: {gate.report}")
+    document: dict[str, object] = {
         "good": not diagnosis.problems,
         "versions": diagnosis.versions,
         "backends": diagnosis.backends,
         "environment": diagnosis.environment,
         "problems": diagnosis.problems,
     }
+    if gate is not None:
+        document["ascend_gate"] = gate.report
     status = Status.FINDING if diagnosis.problems else Status.GOOD
-    return Result(status, document, _text(diagnosis))
+    text = _text(diagnosis)
+    return Result(status, document, f"{text}\nAscend\n  {gate.report}" if gate else text)
 
 
 def run_warmup(args: argparse.Namespace) -> Result:
