@@ -31,6 +31,7 @@ def test_far_positions_are_padded_counted_and_read_nothing(
     groups = [
         KVCacheGroup(3, 4, kernel_block_size=1),
         KVCacheGroup(32, 4, kernel_block_size=8),
+        KVCacheGroup(3, 4, kernel_block_size=1, dcp_sharded=False),
         KVCacheGroup(1, 6, dcp_sharded=False),
     ]
     if size == 1:
