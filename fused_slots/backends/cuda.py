@@ -45,13 +45,17 @@ class CudaBackend(TritonBackend):
 
     def uploaded_packet_used(self) -> None:
         if self._ring is not None:
-            self._ring.mark_used()
+            with torch.cuda.device(self.device):
+                self._ring.mark_used()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
     def refuse_capture(self, operation: str) -> None:
-        if torch.cuda.is_current_stream_capturing():
+        if self.is_capturing():
             raise InvalidArgumentError(
                 operation,
                 expected="no graph capture on this stream",

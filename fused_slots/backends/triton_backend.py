@@ -31,6 +31,9 @@ from fused_slots.staging import StagedWrites
 
 _FAULT_DETAILS = 64
 _DETAIL_WIDTH = 5
+KEPT_OUT_TABLES = 64
+"""Sets of callers' tables whose addresses are kept on the device."""
+
 _Choice = tuple[torch.dtype, torch.dtype, bool, bool]
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -53,6 +56,8 @@ class TritonBackend(Backend):
         self._details = self.allocate((details,), torch.int64, 0)
         self._no_packet = self.allocate((num_rows,), torch.int32, -1)
         self._dirty_rows = 0
+        # A graph that holds a gather may fill as many rows again at any time.
+        self._captured_rows = 0
         self._by_request = plan.by_request_chosen()
         self._map_tile = plan.REQUEST_TILE if self._by_request else plan.TILE
         self._powers_of_two = all(is_power_of_two(size) for size in position_divisors(layout))
@@ -81,6 +86,10 @@ class TritonBackend(Backend):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has finished all launches."""
+
+    def is_capturing(self) -> bool:
+        """Whether the calling stream is being captured into a graph."""
+        return False
 
     def init_layout(self) -> None:
         self._descriptor.copy_(descriptor_lines(self.layout))
@@ -228,8 +237,10 @@ class TritonBackend(Backend):
         if out is not None:
             gathered, num_slots = self._out_table(out), num_reqs_padded
         elif idx_mapping is not None:
-            num_slots = max(num_reqs_padded, self._dirty_rows)
+            num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)
             self._dirty_rows = num_reqs
+            if self.is_capturing():
+                self._captured_rows = max(self._captured_rows, num_reqs)
         num_gather = plan.ceil_div(num_slots, plan.SLOTS) * self._helpers
         tokens = TokenPlan(False, 0, 0, 1, 0)
         if query_start_loc is not None:
@@ -287,6 +298,8 @@ class TritonBackend(Backend):
             for number in (table.data_ptr(), table.stride(0), table.shape[1])
         )
         if key not in self._out_tables:
+            if len(self._out_tables) >= KEPT_OUT_TABLES:
+                self._out_tables.clear()
             lines = torch.tensor(key, dtype=torch.int64).view(len(out), 3)
             self._out_tables[key] = lines.to(self.device)
         return self._out_tables[key]

@@ -1,0 +1,66 @@
+"""A captured `step` replayed between other calls; a replay is the recorded launch, run again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fused_slots import AscendBlockTables, KVCacheGroup
+from tests.backends_under_test import MakeTables
+
+ROWS = {row: [[10 * row + 1, 10 * row + 2]] for row in range(6)}
+
+
+def step(tables: AscendBlockTables, idx_mapping: torch.Tensor) -> list[list[int]]:
+    count = len(idx_mapping)
+    starts = torch.arange(count + 1, dtype=torch.int32)
+    tables.step(idx_mapping, starts, torch.zeros(count, dtype=torch.int64))
+    gathered: list[list[int]] = tables.input_block_tables[0][:, :2].tolist()
+    return gathered
+
+
+def test_rows_that_a_replay_fills_are_cleared_by_the_next_smaller_step(
+    make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = make_tables([KVCacheGroup(16, 8)], ROWS, max_num_reqs=6)
+    backend: Any = tables._backend
+    recorded = []
+    bind = backend._step_launch
+
+    def recording(*choice: Any) -> Any:
+        launch = bind(*choice)
+
+        def record(*arguments: Any) -> None:
+            recorded.append((launch, arguments))
+            launch(*arguments)
+
+        return record
+
+    captured_idx = torch.tensor([5, 4, 3, 2, 1])
+    with monkeypatch.context() as capture:
+        capture.setattr(backend, "is_capturing", lambda: True)
+        capture.setattr(backend, "_step_launch", recording)
+        step(tables, captured_idx)
+    ((launch, arguments),) = recorded
+    assert step(tables, torch.tensor([0])) == [[1, 2]] + [[0, 0]] * 5
+    captured_idx.copy_(torch.tensor([1, 2, 3, 4, 5]))
+    launch(*arguments)
+    replayed = tables.input_block_tables[0][:, :2].tolist()
+    assert replayed == [[10 * row + 1, 10 * row + 2] for row in range(1, 6)] + [[0, 0]]
+    assert step(tables, torch.tensor([0])) == [[1, 2]] + [[0, 0]] * 5
+
+
+def test_tables_of_many_callers_are_not_all_kept(
+    make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fused_slots.backends.triton_backend.KEPT_OUT_TABLES", 3)
+    tables = make_tables([KVCacheGroup(16, 8)], ROWS, max_num_reqs=6)
+    backend: Any = tables._backend
+    outs = [torch.full((2, 8), 9, dtype=torch.int32) for _ in range(7)]
+    for out in outs:
+        tables.gather_block_tables(torch.tensor([2]), 1, out=[out])
+        assert len(backend._out_tables) <= 3
+    for out in outs:
+        assert out.tolist() == [[21, 22, 0, 0, 0, 0, 0, 0], [9] * 8]
