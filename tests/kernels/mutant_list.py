@@ -13,7 +13,8 @@ INTERPRETED = "tests/kernels/interpreted/"
 
 KERNEL_TESTS = (
     INTERPRETED + "test_big_steps.py",
-    INTERPRETED + "test_incremental_gather.py::test_window_advances_falls_back_and_is_absent[one call]",
+    INTERPRETED
+    + "test_incremental_gather.py::test_window_advances_falls_back_and_is_absent[one call]",
     INTERPRETED + "test_incremental_gather.py::test_callers_scribble_over_dummy_tables[one call-4]",
     INTERPRETED + "test_incremental_gather.py::test_random_lives[one call-1]",
     INTERPRETED + "test_incremental_gather.py::test_random_lives[three calls-2]",

@@ -1,0 +1,186 @@
+"""Every variant that a plan can choose compiles for GPUs that this machine does not have.
+
+Registers, spilled bytes and shared memory are recorded in resources.json; an increase fails with
+the numbers. After a change that is meant, record them again:
+
+    python -m tests.kernels.resources
+"""
+
+from __future__ import annotations
+
+import re
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from fused_slots import AscendBlockTables
+from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant
+from tests.kernels.offline import TARGETS, OfflineLauncher, make_offline
+from tests.kernels.resources import CONFIGURATIONS, compiled, compiler, recorded, worse
+
+SPILL_LIMIT = 32
+"""Bytes a thread. The assembler spills up to so many to fit one block more on a multiprocessor,
+although no variant needs half the registers that there are; 0 would be better."""
+
+
+@pytest.fixture(scope="module", params=[*CONFIGURATIONS])
+def configuration(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module", params=[*TARGETS])
+def launcher(request: pytest.FixtureRequest, configuration: str) -> OfflineLauncher:
+    """All variants of a configuration, compiled for one GPU."""
+    return compiled(configuration, request.param)
+
+
+def test_every_variant_compiles_and_spills_next_to_nothing(launcher: OfflineLauncher) -> None:
+    assert launcher.machines
+    for variant, machine in launcher.machines.items():
+        assert machine.spilled_bytes <= SPILL_LIMIT, variant
+        assert 0 < machine.registers <= 128, variant
+        assert machine.shared_bytes <= 48 * 1024, variant
+
+
+def test_no_variant_needs_more_than_is_recorded(
+    launcher: OfflineLauncher, configuration: str
+) -> None:
+    record = recorded()
+    assert record["compiler"] == compiler(), "another compiler: record its numbers, see above"
+    target = next(name for name, capability in TARGETS.items() if capability == launcher.capability)
+    found = {str(variant): machine.usage for variant, machine in launcher.machines.items()}
+    differences = worse(record["variants"][target][configuration], found)
+    assert not differences, "\n".join(["more than resources.json allows:", *differences])
+
+
+def test_what_a_program_overwrites_it_has_read_before_a_barrier(launcher: OfflineLauncher) -> None:
+    """A tensor smaller than a program lies in all its warps, and one of them stores it.
+
+    Without a barrier between the load and the store of one address, a late warp loads what an
+    early one has stored.
+    """
+    for variant, machine in launcher.machines.items():
+        raced = unordered_overwrites(machine.ptx)
+        assert not raced, f"{variant}: no bar.sync between load and store of {raced}"
+
+
+def unordered_overwrites(ptx: str) -> list[str]:
+    """Address registers stored to after a load from them without a barrier in between."""
+    loaded: set[str] = set()
+    raced = []
+    for line in ptx.splitlines():
+        if "bar.sync" in line or "barrier.sync" in line:
+            loaded.clear()
+        elif access := re.search(r"\b(ld|st)\.global\S* .*?\[ (%rd\d+) \+ 0 \]", line):
+            if access[1] == "ld":
+                loaded.add(access[2])
+            elif access[2] in loaded:
+                raced.append(access[2])
+    return raced
+
+
+def test_a_load_and_store_without_a_barrier_is_seen() -> None:
+    load, store = "ld.global.b32 { %r1 }, [ %rd5 + 0 ];", "st.global.b32 [ %rd5 + 0 ], { %r2 };"
+    assert unordered_overwrites("\n".join([f"@%p1 {load}", f"\t@%p2 {store}"])) == ["%rd5"]
+    assert unordered_overwrites("\n".join([load, "bar.sync 0;", store])) == []
+    assert unordered_overwrites("\n".join([store, load])) == []
+
+
+def test_more_registers_and_unknown_variants_are_reported() -> None:
+    usage = {"registers": 32, "spilled": 0, "shared": 0}
+    assert worse({"a": usage}, {"a": usage}) == []
+    assert worse({"a": usage}, {"a": {**usage, "registers": 31}}) == []
+    assert worse({"a": usage}, {"a": {**usage, "registers": 40}}) == ["a: registers 32 -> 40"]
+    assert worse({"a": usage}, {"b": usage}) == ["a: recorded, no longer chosen", "b: not recorded"]
+
+
+class RecordingLauncher(Launcher):
+    """Binds nothing and remembers what a launch asked for."""
+
+    def __init__(self) -> None:
+        self.bound: list[Variant] = []
+        self.launched: set[Variant] = set()
+
+    def bind(
+        self,
+        kernel: Any,
+        variant: Variant,
+        num_groups: int,
+        changing_types: Any,
+        fixed: FixedArguments,
+    ) -> Launch:
+        self.bound.append(variant)
+        names = kernel.arg_names
+        assert len(names) == len(
+            [*changing_types, *fixed.tensors, *fixed.numbers, *variant.constants]
+        )
+
+        def launch(programs: int, tensors: Any, numbers: Any) -> None:
+            assert programs > 0
+            assert len(tensors) + len(numbers) == len(changing_types)
+            for tensor, type_ in zip(tensors, changing_types, strict=False):
+                assert type_ == {torch.int32: "*i32", torch.int64: "*i64"}[tensor.dtype]
+            self.launched.add(variant)
+
+        return launch
+
+    @property
+    def compiled(self) -> int:
+        return len(self.bound)
+
+
+@pytest.mark.parametrize("plan", ["auto", "by_request"])
+def test_a_thousand_shapes_choose_nothing_that_warmup_did_not_bind(
+    configuration: str, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_PLAN", plan)
+    settings = {**CONFIGURATIONS[configuration], "max_num_reqs": 300}
+    settings["max_num_batched_tokens"] = 5000
+    tables = make_offline(RecordingLauncher, **settings)
+    launcher = tables._backend.launcher
+    warmed = set(tables.warmup().variants)
+    assert {str(variant) for variant in launcher.bound} == warmed
+    bound = launcher.compiled
+    rng = Random(configuration)
+    for _ in range(1000):
+        call_with_random_shapes(tables, rng)
+    assert launcher.compiled == bound
+    assert {str(variant) for variant in launcher.launched} <= warmed
+    # Nearly all that is warmed up is also used: the list is no longer than it has to be.
+    assert {str(variant) for variant in launcher.launched} == warmed
+
+
+def call_with_random_shapes(tables: AscendBlockTables, rng: Random) -> None:
+    """One call of any kind; sizes, dtypes and optional arguments as they come."""
+    num_reqs = rng.choice((0, 1, 2, rng.randint(0, 300)))
+    capacity = rng.choice((1, 16, 17, 5000))
+    num_tokens = rng.choice((0, 1, capacity, rng.randint(0, capacity)))
+    index = rng.choice((torch.int32, torch.int64))
+    idx = torch.zeros(num_reqs, dtype=index)
+    starts = torch.zeros(num_reqs + 1, dtype=torch.int32)
+    positions = torch.zeros(num_tokens, dtype=torch.int64)
+    replay = rng.choice((None, torch.zeros(num_reqs, dtype=torch.int32)))
+    computed = rng.choice((None, torch.zeros(300, dtype=torch.int32)))
+    groups = tables.layout.num_groups
+    out = torch.zeros((groups, capacity), dtype=rng.choice((torch.int32, torch.int64)))
+    kind = rng.randrange(6)
+    if kind == 0:
+        tables.compute_slot_mappings(idx, starts, positions, num_tokens, replay_start=replay)
+    elif kind == 1:
+        tables.compute_slot_mappings(idx, starts, positions, num_tokens, out, replay)
+    elif kind == 2:
+        rows = torch.zeros(num_tokens, dtype=index)
+        tables.map_tokens(rows, positions, rng.choice((None, out)))
+    elif kind == 3:
+        tables.gather_block_tables(idx, rng.randint(num_reqs, 300), num_computed_tokens=computed)
+    elif kind == 4:
+        widths = tables.layout.widths
+        own = [torch.zeros((num_reqs, width), dtype=torch.int32) for width in widths]
+        tables.gather_block_tables(idx, num_reqs, out=own, num_computed_tokens=computed)
+    else:
+        for row in range(rng.choice((0, 1, 9, 40))):
+            tables.append_block_ids(row, [[1]] * groups, overwrite=True)
+        tables.step(idx, starts, positions, num_computed_tokens=computed, replay_start=replay)
