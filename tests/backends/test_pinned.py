@@ -1,0 +1,118 @@
+"""The ring of packets, on a device whose copies and launches are played by hand."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from fused_slots import ContextParallel, KVCacheGroup
+from fused_slots.backends import pinned
+from fused_slots.backends.packet import pack_writes, packet_size
+from fused_slots.backends.pinned import MARK_EVERY, RING_SIZE, PinnedRing
+from fused_slots.layout import TableLayout
+from fused_slots.rows import HostRows
+
+GROUPS = (KVCacheGroup(16, 4096), KVCacheGroup(32, 64, kernel_block_size=16))
+CPU = torch.device("cpu")
+
+
+class Event:
+    """Counts what the ring asks of it."""
+
+    made: list[Event] = []  # noqa: RUF012 - emptied by the fixture
+
+    def __init__(self) -> None:
+        self.recorded = self.waited = 0
+        Event.made.append(self)
+
+    def record(self) -> None:
+        self.recorded += 1
+
+    def synchronize(self) -> None:
+        self.waited += 1
+
+
+@pytest.fixture(autouse=True)
+def _no_events() -> None:
+    Event.made.clear()
+
+
+def layout() -> TableLayout:
+    return TableLayout(
+        groups=GROUPS,
+        widths=tuple(group.row_width for group in GROUPS),
+        max_num_reqs=4,
+        max_num_batched_tokens=8,
+        context_parallel=ContextParallel(),
+        replay_window=0,
+        slot_dtype=torch.int64,
+        num_blocks=(None, None),
+    )
+
+
+def test_a_packet_is_reused_only_after_the_event_behind_it() -> None:
+    sizes = layout()
+    rows, ring = HostRows(sizes), PinnedRing(sizes, CPU, new_event=Event)
+    copies = []
+    for step in range(3 * RING_SIZE):
+        segment, place = divmod(step % RING_SIZE, MARK_EVERY)
+        rows.stage(step % 4, [[step], [step + 1]], True, False)
+        writes = rows.collect()
+        rows.clear()
+        lap = step // RING_SIZE
+        copy = ring.upload(writes)
+        if lap:
+            # The event of this segment was recorded once a lap, and waited for before reuse.
+            assert Event.made[segment].waited == lap
+        expected = np.empty(packet_size(writes, sizes), dtype=np.int32)
+        pack_writes(writes, sizes, expected)
+        assert copy[: len(expected)].tolist() == expected.tolist()
+        copies.append(copy.data_ptr())
+        ring.mark_used()
+        assert sum(event.recorded for event in Event.made) == (step + 1) // MARK_EVERY
+        assert place < MARK_EVERY
+    assert len(set(copies)) == RING_SIZE
+    assert copies[:RING_SIZE] == copies[RING_SIZE : 2 * RING_SIZE]
+
+
+def test_a_packet_grows_with_its_writes_and_keeps_its_size() -> None:
+    sizes = layout()
+    rows, ring = HostRows(sizes), PinnedRing(sizes, CPU, new_event=Event)
+    lengths = []
+    for blocks in (1, 3000, 2):
+        for _ in range(RING_SIZE):
+            rows.stage(0, [list(range(blocks)), []], True, False)
+            writes = rows.collect()
+            rows.clear()
+            copy = ring.upload(writes)
+            assert copy[: packet_size(writes, sizes)][-blocks:].tolist() == list(range(blocks))
+            ring.mark_used()
+        lengths.append(len(copy))
+    assert lengths == [512, 4096, 4096]
+
+
+def test_refused_pinned_memory_is_said_once_and_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("pinned memory is exhausted")
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", refuse)
+    with caplog.at_level(logging.WARNING, logger=pinned.logger.name):
+        assert not pinned._pinned_memory_works(CPU)
+    assert "exhausted" in caplog.text
+    assert "pageable" in caplog.text
+
+
+def test_pinned_memory_that_arrives_changed_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 1)
+    with caplog.at_level(logging.WARNING, logger=pinned.logger.name):
+        assert not pinned._pinned_memory_works(CPU)
+    assert "does not arrive intact" in caplog.text
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
+    assert pinned._pinned_memory_works(CPU)
