@@ -54,13 +54,17 @@ class AscendBackend(AscendOperations):
 
     def uploaded_packet_used(self) -> None:
         if self._ring is not None:
-            self._ring.mark_used()
+            with _npu().device(self.device):
+                self._ring.mark_used()
 
     def synchronize(self) -> None:
         _npu().synchronize(self.device)
 
+    def is_capturing(self) -> bool:
+        return bool(_npu().is_current_stream_capturing())
+
     def refuse_capture(self, operation: str) -> None:
-        if _npu().is_current_stream_capturing():
+        if self.is_capturing():
             raise InvalidArgumentError(
                 operation,
                 expected="no graph capture on this stream",

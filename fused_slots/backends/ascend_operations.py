@@ -15,7 +15,7 @@ from fused_slots import plan_ascend
 from fused_slots.backends.ascend_packet import AscendPacker, StagedPlanes
 from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.launch import FixedArguments, Launch, Variant, triton_type
-from fused_slots.backends.triton_backend import TritonBackend
+from fused_slots.backends.triton_backend import KEPT_OUT_TABLES, TritonBackend
 from fused_slots.faults import INT32_MAX, ConfigurationError, Fault
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan
@@ -40,8 +40,6 @@ class AscendOperations(TritonBackend):
         self._fault_counts = self.allocate(tuple(self._faults.shape), torch.int32, 0)
         self._slot_states = self.allocate((4, groups, rows), torch.int32, 0)
         self._row_generations = self.allocate((rows,), torch.int32, 0)
-        self._widths = self.allocate((groups, 1), torch.int32, 0)
-        self._widths[:, 0].copy_(torch.tensor(layout.widths, dtype=torch.int32))
         self._no_lines = self.allocate((3 * groups,), torch.int64, 0)
         self._long_map_tile = (
             plan_ascend.LONG_MAP_TILE if self._powers_of_two else plan_ascend.LONG_TILE
@@ -91,7 +89,8 @@ class AscendOperations(TritonBackend):
         self._dirty_rows = num_reqs
         # The caller may write into the rows it got, so the next gather must write all of them.
         self._slot_states[0].fill_(-2)
-        self._slot_states[2].copy_(self._widths.expand(-1, self.layout.max_num_reqs))
+        for filled, width in zip(self._slot_states[2], self.layout.widths, strict=True):
+            filled.fill_(width)
 
     def take_faults(self) -> list[Fault]:
         # Kernels count in int32: other atomics take a lock in program order.
@@ -143,8 +142,10 @@ class AscendOperations(TritonBackend):
             num_slots = num_reqs_padded
             gathered, lines = self._out_lines(out)
         elif idx_mapping is not None:
-            num_slots = max(num_reqs_padded, self._dirty_rows)
+            num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)
             self._dirty_rows = num_reqs
+            if self.is_capturing():
+                self._captured_rows = max(self._captured_rows, num_reqs)
         written = 0 if writes is None else len(writes.rows)
         planned = self._plan(
             choose_tile(num_reqs, num_tokens_padded, plan_ascend.LONG_TILE)
@@ -218,6 +219,8 @@ class AscendOperations(TritonBackend):
             for number in ((table.data_ptr() - base) // 4, table.stride(0), table.shape[1])
         )
         if key not in self._out_tables:
+            if len(self._out_tables) >= KEPT_OUT_TABLES:
+                self._out_tables.clear()
             self._out_tables[key] = torch.tensor(key, dtype=torch.int64).to(self.device)
         return first, self._out_tables[key]
 

@@ -84,8 +84,9 @@ def test_every_variant_compiles_within_its_budget(
 def test_budgets_keep_the_rules() -> None:
     """No lock, no overflow; scalar loops and more than the goal of UB only where they are known.
 
-    The loops stand in a branch that is taken by positions from 2^31 - 1 on alone, in groups whose
-    sizes are no powers of two.
+    The loops stand in a branch that is taken by positions from 2^31 - 1 on alone, in sharded
+    groups whose sizes are no powers of two. Steps over more than 512 rows hold their lengths,
+    starts and generations on chip.
     """
     budgets = json.loads(BUDGETS.read_text())
     assert set(budgets) == {ASCEND_910B3, ASCEND_950}
@@ -93,8 +94,7 @@ def test_budgets_keep_the_rules() -> None:
         for variant, cost in variants.items():
             where = f"{variant} for {target}"
             assert cost["locks"] == 0, where
-            assert cost["ub_bytes"] <= UB_LIMIT, where
-            if "pow2" in variant:
+            if "pow2" in variant or "sharded" not in variant:
                 assert cost["scalar_loops"] == 0, where
-            if "pow2" in variant and "rows1024" not in variant:
-                assert cost["ub_bytes"] <= UB_GOAL, where
+            many_rows = variant.startswith("step_on_ascend") and "rows1024" in variant
+            assert cost["ub_bytes"] <= (UB_LIMIT if many_rows else UB_GOAL), where

@@ -301,6 +301,26 @@ def test_captures_refuse_staged_writes_and_compilation(npu: FakeNpu) -> None:
         make().compute_slot_mappings(*batch(), 2)
 
 
+def test_rows_that_a_captured_step_fills_again_are_brought_up_to_date(npu: FakeNpu) -> None:
+    tables = make()
+    tables.warmup()
+    npu.capturing = True
+    tables.step(*batch(5))
+    npu.capturing = False
+    for _ in range(2):
+        tables.step(*batch(2))
+        assert npu.launches[-1].num_slots == 5
+
+
+def test_tables_of_callers_are_not_kept_for_ever(npu: FakeNpu) -> None:
+    tables = make()
+    for width in range(128, 128 + 100):
+        out = [torch.zeros(1, width, dtype=torch.int32)]
+        tables.gather_block_tables(torch.zeros(1, dtype=torch.int32), 1, out=out)
+        assert npu.launches[-1].gathered_lines_ptr.tolist() == [0, width, width]
+    assert len(tables._backend._out_tables) <= 64
+
+
 def test_faults_are_counted_in_int32_and_reported_once(npu: FakeNpu) -> None:
     tables = make()
     tables._backend._fault_counts[1, 0] = 3
