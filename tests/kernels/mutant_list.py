@@ -19,6 +19,7 @@ KERNEL_TESTS = (
     INTERPRETED + "test_incremental_gather.py::test_random_lives[one call-1]",
     INTERPRETED + "test_incremental_gather.py::test_random_lives[three calls-2]",
     INTERPRETED + "test_long_rows.py::test_rows_of_several_chunks[one call]",
+    INTERPRETED + "test_fault_classes.py::test_slot_beyond_int32_is_exact_in_int64",
     INTERPRETED + "test_simulated.py::test_every_step_agrees_with_both_oracles",
     "--interpreted-steps=150",
     "-k",
@@ -88,6 +89,6 @@ KERNEL_MUTANTS = [
     # What launches them
     ("the tables are clean after a dummy run", BACKEND, "        self._state[..., 0].fill_(-2)\n", ""),
     ("scribbled rows end where the request does", BACKEND, "        self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))\n", ""),
-    ("fewer rows are dirty", BACKEND, "num_slots = max(num_reqs_padded, self._dirty_rows)", "num_slots = num_reqs_padded"),
+    ("fewer rows are dirty", BACKEND, "num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)", "num_slots = num_reqs_padded"),
     ("nulls under context parallelism", BACKEND, "num_computed_tokens is not None and not self._sharded", "num_computed_tokens is not None"),
 ]  # fmt: skip

@@ -215,3 +215,36 @@ def test_drafts(make_tables: MakeTables, count: int) -> None:
             reference.map_token(group, batch.rows[g][row], position, ContextParallel(), 0, 0).slot
             for row, position in zip(rows, positions, strict=True)
         ]
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_positions_beyond_int32(make_tables: MakeTables, size: int) -> None:
+    """A ring wraps wherever it is; a row of pages ends, with a fault that the owner counts once."""
+    ring = KVCacheGroup(size, 1, circular=True, prefix_cacheable=False)
+    tables = make_tables([ring, PAGED], {0: [[7], [3]]})
+    far = [2**31 - 1, 2**31, 2**31 + 2, 2**40 + 6, 2**62 + 1, -(2**63), 1]
+    slots = tables.compute_slot_mappings(
+        int32(tables, [0]), int32(tables, [0, len(far)]), int64(tables, far), len(far)
+    )
+    assert slots[0].tolist() == [7 * size + p % size if p >= 0 else -1 for p in far]
+    assert slots[1].tolist() == [-1] * 6 + [13]
+    assert [(fault.group, fault.count) for fault in tables.take_faults()] == [(1, 5)]
+    shared = KVCacheGroup(6 * size, 4)
+    for rank in range(3):
+        tables = make_tables([shared], {0: [[3]]}, context_parallel=ContextParallel(3, rank, size))
+        tables.map_tokens(int32(tables, [0] * len(far)), int64(tables, far))
+        owned = [p for p in far[:5] if p // size % 3 == rank]
+        assert sum(fault.count for fault in tables.take_faults()) == len(owned)
+
+
+def test_row_numbers_beyond_int32(make_tables: MakeTables) -> None:
+    """They do not wrap round to rows that exist."""
+    tables = make_tables([PAGED], {0: [[3]], 1: [[5]]})
+    far = [2**31, 2**32, 2**32 + 1, -(2**32), -(2**63), 2**63 - 1, 1]
+    idx, starts = int64(tables, far), int32(tables, range(len(far) + 1))
+    tables.map_tokens(idx, int64(tables, [1] * len(far)))
+    gathered, slots = tables.step(idx[-4:], starts[:5], int64(tables, [1] * 4))
+    assert slots[0].tolist()[:5] == [-1, -1, -1, 21, -1]
+    assert gathered[0][:, 0].tolist() == [0, 0, 0, 5]
+    # Four rows that are too large among the drafts, one in the step's slots, one in its gather.
+    assert [fault.count for fault in tables.take_faults()] == [6]
