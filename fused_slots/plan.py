@@ -76,7 +76,7 @@ class LaunchPlan:
 class WarmupReport:
     """The variants that a warm-up compiled, and the seconds it took."""
 
-    variants: tuple[str, ...]
+    variants: list[str]
     seconds: float
 
 

@@ -323,7 +323,7 @@ def test_warmup_lists_variants(capsys: pytest.CaptureFixture[str]) -> None:
 def test_warmup_lists_what_a_backend_compiled(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = WarmupReport(variants=("small", "large"), seconds=1.5)
+    report = WarmupReport(variants=["small", "large"], seconds=1.5)
     monkeypatch.setattr(CpuBackend, "warmup", lambda self: report)
     assert main(["warmup"]) == 0
     assert capsys.readouterr().out == "2 variants on cpu in 1.50 s\nsmall\nlarge\n"

@@ -159,7 +159,7 @@ class CpuBackend(Backend):
         )
 
     def warmup(self) -> WarmupReport:
-        return WarmupReport(variants=(), seconds=0.0)
+        return WarmupReport(variants=[], seconds=0.0)
 
     def init_layout(self) -> None:
         """Nothing: the metadata is the layout itself."""

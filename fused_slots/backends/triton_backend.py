@@ -204,7 +204,7 @@ class TritonBackend(Backend):
         for variant in variants:
             self._bound(variant)
         self.synchronize()
-        return WarmupReport(tuple(map(str, variants)), time.perf_counter() - begin)
+        return WarmupReport(list(map(str, variants)), time.perf_counter() - begin)
 
     def variants(self) -> Iterator[Variant]:
         """Every variant that a call can choose."""

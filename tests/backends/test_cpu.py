@@ -149,4 +149,4 @@ def test_the_cpu_plans_one_program_a_group_and_compiles_nothing() -> None:
     assert plan.grid == (2, 1)
     assert "9 tokens" in plan.describe()
     assert "no compiled kernel" in plan.describe()
-    assert tables.warmup().variants == ()
+    assert tables.warmup().variants == []
