@@ -1,6 +1,6 @@
 """All KV cache groups' block tables and slot mappings of an LLM engine, in one launch a step."""
 
-from fused_slots import reference
+from fused_slots import reference as reference
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import BlockTableError
 from fused_slots.groups import (
@@ -21,5 +21,4 @@ __all__ = [
     "KVCacheGroup",
     "SlotMappingMode",
     "get_block_table_width",
-    "reference",
 ]
