@@ -86,9 +86,7 @@ class FullCopy:
         tables = self.tables
         idx = int32(tables, batch)
         padded = max(len(batch), 0) if padded is None else padded
-        by_row = None
-        if computed is not None:
-            by_row = int32(tables, [computed + row for row in range(len(self.rows))])
+        by_row = self._by_row(computed)
         positions = [p for row in batch for p in self._positions(row)]
         starts = int32(tables, range(0, 2 * len(batch) + 1, 2))
         if self.one_call:
@@ -106,6 +104,12 @@ class FullCopy:
         self.check_gathered(batch, computed, gathered, padded)
         self._check_slots(batch, positions, slots)
 
+    def gather(self, batch: Sequence[int], computed: int | None) -> tuple[torch.Tensor, ...]:
+        """The gathered tables of these rows; what is staged is not applied."""
+        return self.tables.gather_block_tables(
+            int32(self.tables, batch), len(batch), num_computed_tokens=self._by_row(computed)
+        )
+
     def gather_out(self, batch: Sequence[int], computed: int | None = None) -> None:
         """Gather into tables of the caller, which leaves the manager's own alone."""
         tables = self.tables
@@ -115,11 +119,8 @@ class FullCopy:
             torch.full((len(batch) + 1, width), SCRIBBLE, dtype=torch.int32, device=tables.device)
             for width in tables.layout.widths
         ]
-        by_row = None
-        if computed is not None:
-            by_row = int32(tables, [computed + row for row in range(len(self.rows))])
         tables.gather_block_tables(
-            int32(tables, batch), len(batch), out=out, num_computed_tokens=by_row
+            int32(tables, batch), len(batch), out=out, num_computed_tokens=self._by_row(computed)
         )
         for g, table in enumerate(out):
             assert table[: len(batch)].tolist() == self.expected(g, batch, computed, len(batch))
@@ -161,6 +162,11 @@ class FullCopy:
             expected = torch.tensor(self.expected(g, batch, computed, len(self.rows)))
             assert view.shape[0] == padded
             assert torch.equal(whole.cpu().long(), expected), f"group {g}"
+
+    def _by_row(self, computed: int | None) -> torch.Tensor | None:
+        if computed is None:
+            return None
+        return int32(self.tables, [computed + row for row in range(len(self.rows))])
 
     def _positions(self, row: int) -> tuple[int, int]:
         """The first token of a row and the last one that every paged group holds."""

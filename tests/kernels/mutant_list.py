@@ -12,6 +12,7 @@ PACKET = "fused_slots/backends/packet.py"
 INTERPRETED = "tests/kernels/interpreted/"
 
 KERNEL_TESTS = (
+    INTERPRETED + "test_incremental_cost.py",
     INTERPRETED + "test_big_steps.py",
     INTERPRETED
     + "test_incremental_gather.py::test_window_advances_falls_back_and_is_absent[one call]",
@@ -20,6 +21,7 @@ KERNEL_TESTS = (
     INTERPRETED + "test_incremental_gather.py::test_random_lives[three calls-2]",
     INTERPRETED + "test_long_rows.py::test_rows_of_several_chunks[one call]",
     INTERPRETED + "test_fault_classes.py::test_slot_beyond_int32_is_exact_in_int64",
+    INTERPRETED + "test_fault_classes.py::test_ring_without_a_block_is_padded_and_counted",
     INTERPRETED + "test_simulated.py::test_every_step_agrees_with_both_oracles",
     "--interpreted-steps=150",
     "-k",
@@ -67,7 +69,7 @@ KERNEL_MUTANTS = [
     ("ignore the generation", STEP, "kept = key == old_key", "kept = key % max_num_reqs == old_key % max_num_reqs"),
     ("every slot is kept", STEP, "kept = key == old_key", "kept = key == key"),
     ("old extent not cleared", STEP, "high = tl.where(kept, high, tl.maximum(old_filled, filled))", "high = tl.where(kept, high, filled)"),
-    ("shrunk rows not cleared", STEP, "high = tl.where(same_length, 0, tl.maximum(old_filled, filled))", "high = tl.where(same_length, 0, filled)"),
+    ("rows grow behind their new end", STEP, "low = tl.where(same_length, width, tl.minimum(old_filled, filled))", "low = tl.where(same_length, width, tl.maximum(old_filled, filled))"),
     ("nulls come, but never go", STEP, "tl.where(same_nulls, width, tl.minimum(old_nulled, nulled))", "tl.where(same_nulls, width, old_nulled)"),
     ("one null too many", STEP, "(column < filled[:, None]) & (column >= nulled[:, None])", "(column < filled[:, None]) & (column > nulled[:, None])"),
     ("a dummy's row is row 0", STEP, "mask=exists, other=0)\n    generation", "mask=live, other=0)\n    generation"),
@@ -85,7 +87,7 @@ KERNEL_MUTANTS = [
     ("the last new column is not written", STEP, "mask = live[:, None] & (place < length[:, None])", "mask = live[:, None] & (place < length[:, None] - 1)"),
     ("a new column too many", STEP, "mask = live[:, None] & (place < length[:, None])", "mask = live[:, None] & (place <= length[:, None])"),
     ("records are written at column 0", STEP, "tl.load(group + WIDTH) + start", "tl.load(group + WIDTH)"),
-    ("wrong end of a chunk", STEP, "(chunk + 1) * CHUNK)", "(chunk + 1) * CHUNK - 1)"),
+    ("wrong end of a chunk", STEP, "(chunk + 1) * CHUNK)", "(chunk + 1) * CHUNK - COLUMNS)"),
     # What launches them
     ("the tables are clean after a dummy run", BACKEND, "        self._state[..., 0].fill_(-2)\n", ""),
     ("scribbled rows end where the request does", BACKEND, "        self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))\n", ""),
