@@ -30,16 +30,25 @@ SLOTS = 8
 COLUMNS = 32
 """Columns that a gathering or writing program copies at a time, of each slot or record."""
 
-LONG = 2048
-"""Columns from which on batch slots are copied one by one."""
+RUN = 2048
+"""Columns of one batch slot that are in flight together where slots are copied one by one."""
 
-RUN = 1024
-"""Columns of such a copy that are in flight together."""
+RUN_COST = 128
+"""Columns of a tile that take as long as one such run."""
 
-MAX_HELPERS = 4
-"""Programs that share the columns of the same batch slots where rows are long."""
+PART = 512
+"""Columns that are in flight together of a run that is not copied straight."""
 
-CHUNK = 1024
+LONG = 1024
+"""Columns of a row from which on helpers share batch slots."""
+
+HELPERS = (3, 6)
+"""Fewest and most programs that share the columns of the same batch slots where rows are long."""
+
+GATHER_PROGRAMS = 600
+"""Gathering programs that use the whole device; more of them cost steady steps more."""
+
+CHUNK = 64
 """Columns of one staged record that a writing program writes."""
 
 RECORDS = 8
@@ -50,6 +59,10 @@ MAP_WARPS = 4
 
 STEP_WARPS = 4
 """Warps of a program of the step kernel on CUDA."""
+
+
+HEAVY_REGISTERS = 128
+"""Registers that a thread may use on CUDA where kernels divide or record faults one by one."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +157,17 @@ def by_request_chosen() -> bool:
     return env.PLAN.read() == "by_request"
 
 
-def gather_helpers(widest: int) -> int:
-    """Programs that share the columns of the same SLOTS batch slots, in all launches alike."""
-    return min(max(ceil_div(widest, LONG), 1), MAX_HELPERS)
+def gather_helpers(widest: int, num_rows: int, num_groups: int) -> int:
+    """Programs that share the columns of the same SLOTS batch slots, in all launches alike.
+
+    Args:
+        widest: columns of the widest row.
+        num_rows: rows of the tables, the most that a batch can have.
+        num_groups: KV cache groups.
+    """
+    fewest, most = HELPERS
+    filling = GATHER_PROGRAMS // max(ceil_div(num_rows, SLOTS) * num_groups, 1)
+    return max(min(ceil_div(widest, LONG), max(filling, fewest), most), 1)
 
 
 def write_chunks(longest: int) -> int:

@@ -94,7 +94,7 @@ class CudaLauncher(Launcher):
         with torch.cuda.device(self._device):
             compiled = triton.compile(
                 kernel_source(kernel, variant, changing_types, fixed),
-                options={"num_warps": variant.num_warps},
+                options=variant.cuda_options,
             )
             run = compiled.run
         self._compiled += 1

@@ -27,6 +27,8 @@ class Variant:
         slot_dtype: of the slots written.
         constants: the kernel's constexpr arguments, in its order.
         num_warps: warps of a program on CUDA.
+        max_registers: registers of a thread that the assembler may use on CUDA; None = it weighs
+            them against programs that fit a multiprocessor, and may spill a few for one more.
     """
 
     kernel: str
@@ -34,6 +36,15 @@ class Variant:
     slot_dtype: torch.dtype
     constants: tuple[tuple[str, Any], ...]
     num_warps: int
+    max_registers: int | None = None
+
+    @property
+    def cuda_options(self) -> dict[str, int]:
+        """What Triton is told when it compiles the variant for CUDA."""
+        options = {"num_warps": self.num_warps}
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        return options
 
     def __str__(self) -> str:
         flags = [name.lower() for name, value in self.constants if value is True]

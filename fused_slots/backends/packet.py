@@ -1,4 +1,4 @@
-"""Staged writes as one int32 packet, as the kernels read it (kernels/slot_mapping.py)."""
+"""Staged writes as one int32 packet, as the kernels read it (kernels/staged.py)."""
 
 from __future__ import annotations
 

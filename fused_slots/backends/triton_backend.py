@@ -47,7 +47,8 @@ class TritonBackend(Backend):
         num_groups, num_rows = layout.num_groups, layout.max_num_reqs
         self._descriptor = self.allocate((num_groups, DESCRIPTOR_WIDTH), torch.int32, 0)
         self._generations = self.allocate((num_groups, num_rows), torch.int32, 0)
-        self._helpers = plan.gather_helpers(max(layout.widths, default=0))
+        widest = max(layout.widths, default=0)
+        self._helpers = plan.gather_helpers(widest, num_rows, num_groups)
         self._state = self.allocate((self._helpers, num_groups, num_rows, 2), torch.int64, 0)
         self._full_extents = self.allocate((num_groups, 1), torch.int64, 0)
         self._full_extents[:, 0].copy_(torch.tensor(layout.widths, dtype=torch.int64) << 32)
@@ -63,6 +64,9 @@ class TritonBackend(Backend):
         self._powers_of_two = all(is_power_of_two(size) for size in position_divisors(layout))
         self._sharded = layout.context_parallel.size > 1
         self._has_ring = any(group.circular and group.maps_slots for group in layout.groups)
+        # The variants that the assembler would spill registers in otherwise.
+        heavy = checked or not self._powers_of_two
+        self._max_registers = plan.HEAVY_REGISTERS if heavy else None
         self._launches: dict[Variant, Launch] = {}
         # By what a call decides, so that a step hashes no variant.
         self._slots_launches: dict[_Choice, Launch] = {}
@@ -316,6 +320,7 @@ class TritonBackend(Backend):
             slot_dtype,
             (*sizes, *([] if by_request else [("FLAT", flat)]), *self._flags(replay)),
             num_warps=plan.MAP_WARPS,
+            max_registers=self._max_registers,
         )
 
     def _step_variant(
@@ -326,14 +331,22 @@ class TritonBackend(Backend):
             ("PAD_TILE", plan.PAD_TILE),
             ("SLOTS", plan.SLOTS),
             ("COLUMNS", plan.COLUMNS),
-            ("LONG", plan.LONG),
             ("RUN", plan.RUN),
+            ("RUN_COST", plan.RUN_COST),
+            ("PART", plan.PART),
             ("RECORDS", plan.RECORDS),
             ("CHUNK", plan.CHUNK),
         )
         flags = self._flags(replay)
         constants = (*sizes, *flags[:-1], ("WHOLE", whole), flags[-1])
-        return Variant("step_kernel", index_dtype, slot_dtype, constants, plan.STEP_WARPS)
+        return Variant(
+            "step_kernel",
+            index_dtype,
+            slot_dtype,
+            constants,
+            num_warps=plan.STEP_WARPS,
+            max_registers=self._max_registers,
+        )
 
     def _flags(self, replay: bool) -> list[tuple[str, bool]]:
         return [

@@ -4,7 +4,7 @@ Programs of one KV cache group, by program_id(1), in four roles:
 
 1. gather: SLOTS batch slots each, shared by num_helpers programs; copies what changed since the
    same slot was gathered last;
-2. tokens: a tile of tokens each, as in slot_mapping.py;
+2. tokens: a tile of tokens each (token_tiles.py);
 3. padding: PAD behind the last token tile;
 4. writers: RECORDS staged records times one chunk of CHUNK columns each.
 
@@ -36,7 +36,8 @@ from fused_slots.kernels.mapping import (
     count_faults,
     quotient,
 )
-from fused_slots.kernels.slot_mapping import map_or_pad, staged_record
+from fused_slots.kernels.staged import staged_ids, staged_record
+from fused_slots.kernels.token_tiles import map_or_pad
 
 
 @triton.jit
@@ -47,7 +48,8 @@ def changed_columns(
     filled,
     nulled,
     generation,
-    state,
+    old_key,
+    old_extents,
     max_num_reqs,
     width,
     WHOLE: tl.constexpr,
@@ -66,10 +68,8 @@ def changed_columns(
         low = row * 0
         high = low + width
     else:
-        old_key = tl.load(state, mask=live, other=-1)
-        extents = tl.load(state + 1, mask=live, other=0)
-        old_filled = (extents >> 32).to(tl.int32)
-        old_nulled = (extents & 0xFFFFFFFF).to(tl.int32)
+        old_filled = (old_extents >> 32).to(tl.int32)
+        old_nulled = (old_extents & 0xFFFFFFFF).to(tl.int32)
         same_length, same_nulls = old_filled == filled, old_nulled == nulled
         low = tl.where(same_length, width, tl.minimum(old_filled, filled))
         low = tl.minimum(low, tl.where(same_nulls, width, tl.minimum(old_nulled, nulled)))
@@ -90,7 +90,9 @@ def batch_slot(
     num_columns_ptr,
     generations_ptr,
     packet_ptr,
-    group,
+    reach,
+    column_size,
+    column_shift,
     g,
     num_reqs,
     num_groups,
@@ -103,7 +105,8 @@ def batch_slot(
 
     Returns:
         idx_mapping's entry, whether the row exists, the row, its filled and its nulled columns,
-        its generation, whether this launch writes it, from which column on, and its staged ids.
+        its generation, its first column that this launch writes (`filled` = none), and the place
+        of its first staged id.
     """
     index = tl.load(idx_mapping_ptr + slot, mask=live & (slot < num_reqs), other=-1)
     row = clamp_row(index, max_num_reqs)
@@ -112,19 +115,19 @@ def batch_slot(
     filled = tl.load(num_columns_ptr + g * max_num_reqs + row, mask=exists, other=0)
     generation = tl.load(generations_ptr + g * max_num_reqs + row, mask=exists, other=0)
     computed = tl.load(num_computed_ptr + row, mask=exists & (null_columns != 0), other=0)
-    record, start, filled, ids = staged_record(
+    record, start, filled, first_id = staged_record(
         packet_ptr, num_written_rows, row, exists, filled, g, num_groups, max_num_reqs
     )
     written = record >= 0
+    start = tl.where(written, start, filled)
     staged_generation = tl.load(
         packet_ptr + max_num_reqs + 2 * tl.maximum(record, 0) + 1, mask=written, other=0
     )
     generation = tl.where(written, staged_generation, generation)
-    reach = tl.load(group + REACH)
     below = tl.where(reach > 0, tl.maximum(computed - reach, 0), 0)
-    nulled = quotient(below, tl.load(group + COLUMN_SIZE), tl.load(group + COLUMN_SHIFT), POW2)
+    nulled = quotient(below, column_size, column_shift, POW2)
     nulled = tl.minimum(nulled, filled)
-    return index, exists, row, filled, nulled, generation, written, start, ids
+    return index, exists, row, filled, nulled, generation, start, first_id
 
 
 @triton.jit
@@ -153,24 +156,31 @@ def gather_slots(
     num_written_rows,
     SLOTS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    LONG: tl.constexpr,
     RUN: tl.constexpr,
+    RUN_COST: tl.constexpr,
+    PART: tl.constexpr,
     POW2: tl.constexpr,
     WHOLE: tl.constexpr,
     CHECKED: tl.constexpr,
 ):
     """Bring SLOTS batch slots up to date; num_helpers programs share their columns.
 
-    Short changes are copied together, a tile of SLOTS x COLUMNS at a time that begins in each slot
-    where its change begins. Long ones are copied slot by slot in straight runs, which need one
-    address a run and so leave registers for more loads in flight.
+    Changes are copied together, a tile of SLOTS x COLUMNS at a time that begins in each slot where
+    its change begins, unless copying them one by one, RUN columns at a time, takes fewer loads
+    that wait for each other: where few of the slots change much, and in long rows.
     """
     group = descriptor_ptr + g * DESCRIPTOR_WIDTH
     helper = program % num_helpers
     first_slot = (program // num_helpers) * SLOTS
     slot = first_slot + tl.arange(0, SLOTS)
     live = slot < num_slots
-    index, exists, row, filled, nulled, generation, written, start, ids = batch_slot(
+    # A warp issues loads in this order and stops at the first one whose address it does not have.
+    state = state_ptr + (helper * num_groups + g).to(tl.int64) * max_num_reqs * 2 + slot * 2
+    old_key = tl.load(state, mask=live & (WHOLE == 0), other=-1)
+    old_extents = tl.load(state + 1, mask=live & (WHOLE == 0), other=0)
+    table = arena_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
+    width = tl.load(group + WIDTH)
+    index, exists, row, filled, nulled, generation, start, first_id = batch_slot(
         slot,
         live,
         idx_mapping_ptr,
@@ -178,7 +188,9 @@ def gather_slots(
         num_columns_ptr,
         generations_ptr,
         packet_ptr,
-        group,
+        tl.load(group + REACH),
+        tl.load(group + COLUMN_SIZE),
+        tl.load(group + COLUMN_SHIFT),
         g,
         num_reqs,
         num_groups,
@@ -187,8 +199,6 @@ def gather_slots(
         num_written_rows,
         POW2,
     )
-    state_ptr += (helper * num_groups + g).to(tl.int64) * max_num_reqs * 2
-    state = state_ptr + slot * 2
     low, high, key = changed_columns(
         live,
         exists,
@@ -196,7 +206,8 @@ def gather_slots(
         filled,
         nulled,
         generation,
-        state,
+        old_key,
+        old_extents,
         max_num_reqs,
         gathered_width,
         WHOLE,
@@ -216,48 +227,47 @@ def gather_slots(
             nowhere,
             CHECKED,
         )
-    table = arena_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
-    width = tl.load(group + WIDTH)
-    longest = tl.max(high - low, axis=0)
-    if longest <= LONG:
+    ids_ptr = staged_ids(packet_ptr, num_written_rows, num_groups, max_num_reqs)
+    length = tl.maximum(high - low, 0)
+    longest = tl.max(length, axis=0)
+    runs = tl.sum((length + (RUN - 1)) // RUN, axis=0)
+    if longest <= runs * RUN_COST:
         source = table + row.to(tl.int64) * width
         target = gathered_ptr + slot.to(tl.int64) * gathered_stride
         for begin in range(helper * COLUMNS, longest, num_helpers * COLUMNS):
             column = low[:, None] + (begin + tl.arange(0, COLUMNS)[None, :])
             wanted = column < high[:, None]
             alive = wanted & (column < filled[:, None]) & (column >= nulled[:, None])
-            staged = written[:, None] & (column >= start[:, None])
+            staged = column >= start[:, None]
             table_id = tl.load(source[:, None] + column, mask=alive & (staged == 0), other=0)
-            staged_ids = ids[:, None] + (column - start[:, None])
-            staged_id = tl.load(staged_ids, mask=alive & staged, other=0)
+            staged_ids_ptr = ids_ptr + (first_id - start)[:, None] + column
+            staged_id = tl.load(staged_ids_ptr, mask=alive & staged, other=0)
             tl.store(target[:, None] + column, tl.where(staged, staged_id, table_id), mask=wanted)
     else:
         for one in range(first_slot, tl.minimum(first_slot + SLOTS, num_slots)):
-            copy_slot(
-                one,
-                helper,
-                num_helpers,
-                gathered_ptr + one * gathered_stride,
-                gathered_width,
-                table,
-                width,
-                idx_mapping_ptr,
-                num_computed_ptr,
-                num_columns_ptr,
-                generations_ptr,
-                state_ptr,
-                packet_ptr,
-                group,
-                g,
-                num_reqs,
-                num_groups,
-                max_num_reqs,
-                null_columns,
-                num_written_rows,
-                RUN,
-                POW2,
-                WHOLE,
-            )
+            this = slot == one
+            one_high = pick(high, this)
+            if one_high > 0:
+                copy_runs(
+                    table,
+                    pick(row, this),
+                    width,
+                    gathered_ptr,
+                    one,
+                    gathered_stride,
+                    ids_ptr,
+                    pick(first_id, this),
+                    pick(low, this),
+                    one_high,
+                    pick(filled, this),
+                    pick(nulled, this),
+                    pick(start, this),
+                    helper,
+                    num_helpers,
+                    RUN,
+                    PART,
+                    WHOLE,
+                )
     if not WHOLE:
         # All warps have read the old state before one of them writes the new.
         tl.debug_barrier()
@@ -266,73 +276,62 @@ def gather_slots(
 
 
 @triton.jit
-def copy_slot(
+def pick(values, this):
+    """The one element of an int32 tensor that `this` names."""
+    return tl.sum(tl.where(this, values, 0), axis=0)
+
+
+@triton.jit
+def copy_runs(
+    table,
+    row,
+    width,
+    gathered_ptr,
     slot,
+    gathered_stride,
+    ids_ptr,
+    first_id,
+    low,
+    high,
+    filled,
+    nulled,
+    start,
     helper,
     num_helpers,
-    target,
-    gathered_width,
-    table,
-    width,
-    idx_mapping_ptr,
-    num_computed_ptr,
-    num_columns_ptr,
-    generations_ptr,
-    state_ptr,
-    packet_ptr,
-    group,
-    g,
-    num_reqs,
-    num_groups,
-    max_num_reqs,
-    null_columns,
-    num_written_rows,
     RUN: tl.constexpr,
-    POW2: tl.constexpr,
+    PART: tl.constexpr,
     WHOLE: tl.constexpr,
 ):
-    """Copy this helper's runs of one batch slot."""
-    _, exists, row, filled, nulled, generation, written, start, ids = batch_slot(
-        slot,
-        slot >= 0,
-        idx_mapping_ptr,
-        num_computed_ptr,
-        num_columns_ptr,
-        generations_ptr,
-        packet_ptr,
-        group,
-        g,
-        num_reqs,
-        num_groups,
-        max_num_reqs,
-        null_columns,
-        num_written_rows,
-        POW2,
-    )
-    low, high, _ = changed_columns(
-        slot >= 0,
-        exists,
-        row,
-        filled,
-        nulled,
-        generation,
-        state_ptr + slot * 2,
-        max_num_reqs,
-        gathered_width,
-        WHOLE,
-    )
-    source = table + row.to(tl.int64) * width
-    start = tl.where(written, start, filled)
-    for begin in range(low + helper * RUN, high, num_helpers * RUN):
-        column = begin + tl.arange(0, RUN)
-        wanted = column < high
-        alive = (column < filled) & (column >= nulled)
-        table_id = tl.load(source + column, mask=wanted & alive & (column < start), other=0)
-        if begin + RUN > start:
-            staged = wanted & alive & (column >= start)
-            staged_id = tl.load(ids + (column - start), mask=staged, other=0)
-            table_id = tl.where(staged, staged_id, table_id)
-        tl.store(target + column, table_id, mask=wanted)
+    """Copy this helper's runs of columns [low, high) of one batch slot.
+
+    A run that lies in the table as a whole is copied four columns an instruction where rows begin
+    on multiples of 16 bytes; runs then do so too, the first up to three columns early, which get
+    what they hold. Other runs are copied in parts, column by column.
+    """
+    vectors = (width % 4 == 0) & (WHOLE == 0)
+    low = tl.where(vectors, low & -4, low)
+    plain_end = tl.minimum(high, start)
+    # Another helper begins in each slot, since few have as many runs as there are helpers.
+    first = (helper + slot) % num_helpers
+    for begin in range(low + first * RUN, high, num_helpers * RUN):
+        if vectors & (begin >= nulled) & (begin + RUN <= plain_end):
+            # What the compiler may rely on; it sees through a product, not through a condition.
+            column = (begin // 4) * 4 + tl.arange(0, RUN)
+            source = tl.multiple_of(table + row.to(tl.int64) * width, 16)
+            target = tl.multiple_of(gathered_ptr + slot * gathered_stride, 16)
+            tl.store(target + column, tl.load(source + column))
+        else:
+            for part in range(begin, tl.minimum(begin + RUN, high), PART):
+                column = part + tl.arange(0, PART)
+                wanted = column < tl.minimum(begin + RUN, high)
+                alive = wanted & (column < filled) & (column >= nulled)
+                source = table + row.to(tl.int64) * width
+                table_id = tl.load(source + column, mask=alive & (column < start), other=0)
+                staged_id = tl.load(
+                    ids_ptr + (first_id - start + column), mask=alive & (column >= start), other=0
+                )
+                value = tl.where(column < start, table_id, staged_id)
+                tl.store(gathered_ptr + slot * gathered_stride + column, value, mask=wanted)
 
 
 @triton.jit
@@ -421,8 +420,9 @@ def step_kernel(
     PAD_TILE: tl.constexpr,
     SLOTS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    LONG: tl.constexpr,
     RUN: tl.constexpr,
+    RUN_COST: tl.constexpr,
+    PART: tl.constexpr,
     RECORDS: tl.constexpr,
     CHUNK: tl.constexpr,
     POW2: tl.constexpr,
@@ -471,21 +471,19 @@ def step_kernel(
             num_written_rows,
             SLOTS,
             COLUMNS,
-            LONG,
             RUN,
+            RUN_COST,
+            PART,
             POW2,
             WHOLE,
             CHECKED,
         )
     elif x < first_writer:
-        given = tl.load(query_start_loc_ptr + num_reqs)
-        num_tokens = tl.maximum(tl.minimum(given, tl.minimum(capacity, num_positions)), 0)
         map_or_pad(
             x - num_gather,
             num_tiles,
             num_pad,
-            given,
-            num_tokens,
+            num_positions,
             slots_ptr + g.to(tl.int64) * slots_stride,
             idx_mapping_ptr,
             query_start_loc_ptr,

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 MAPPING = "fused_slots/kernels/mapping.py"
-SLOTS = "fused_slots/kernels/slot_mapping.py"
+TILES = "fused_slots/kernels/token_tiles.py"
+STAGED = "fused_slots/kernels/staged.py"
 STEP = "fused_slots/kernels/step.py"
 BACKEND = "fused_slots/backends/triton_backend.py"
 PACKET = "fused_slots/backends/packet.py"
@@ -50,21 +51,21 @@ KERNEL_MUTANTS = [
     ("no upper clamp of rows", MAPPING, "tl.minimum(tl.maximum(index, -1), max_num_reqs).to(tl.int32)", "tl.maximum(index, -1).to(tl.int32)"),
     ("no clamp of positions", MAPPING, "tl.minimum(tl.maximum(position, -1), INT32_MAX).to(tl.int32)", "position.to(tl.int32)"),
     # Slot mappings
-    ("the first request of equal offsets", SLOTS, "(first <= token)).to(tl.int32)", "(first < token)).to(tl.int32)"),
-    ("the guess is never checked", SLOTS, "searching = exists & ((token < begin) | ((token >= end) & (last == 0)))", "searching = exists & (token < begin)"),
-    ("the guess is one too high", SLOTS, "entry = tl.minimum(guess.to(tl.int32), num_reqs - 1)", "entry = tl.minimum(guess.to(tl.int32), num_reqs)"),
-    ("a probe past the last request", SLOTS, "inside = searching & (probe < num_reqs)", "inside = searching & (probe <= num_reqs + 1)"),
-    ("ignore what is staged", SLOTS, "staged = wanted & (record >= 0) & (column >= start)", "staged = wanted & (record > 9999) & (column >= start)"),
-    ("staged from the start of the record on only after it", SLOTS, "(record >= 0) & (column >= start)", "(record >= 0) & (column > start)"),
-    ("filled from the table, not the packet", SLOTS, "filled = tl.where(written, tl.load(fields_ptr + 1, mask=written, other=0), filled)", "filled = filled + 0"),
-    ("a column too many", SLOTS, "found = wanted & (column < filled)", "found = wanted & (column <= filled)"),
-    ("no fault beyond the row", SLOTS, "missing = wanted & (column >= filled)", "missing = wanted & (column > filled)"),
-    ("a ring's fault is a column's", SLOTS, "tl.where(kind == KIND_RING, EMPTY_RING, COLUMN_OUT_OF_ROW)", "tl.where(kind == KIND_RING, COLUMN_OUT_OF_ROW, COLUMN_OUT_OF_ROW)"),
-    ("the column is not held inside the row", SLOTS, "tl.minimum(column, width - 1)", "column"),
-    ("tile tail not padded", SLOTS, "    tl.store(group_slots_ptr + token, slots, mask=token < capacity)\n", "    tl.store(group_slots_ptr + token, slots, mask=live)\n"),
-    ("tile beyond the capacity", SLOTS, "    tl.store(group_slots_ptr + token, slots, mask=token < capacity)\n", "    tl.store(group_slots_ptr + token, slots)\n"),
-    ("padding begins one tile late", SLOTS, "begin = tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) * TILE", "begin = (tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) + 1) * TILE"),
-    ("tiles that were not planned are skipped", SLOTS, "range(x + num_tiles, tl.cdiv(num_tokens, TILE), num_tiles)", "range(x + num_tiles, 0, num_tiles)"),
+    ("the first request of equal offsets", TILES, "<= token).to(tl.int32)", "< token).to(tl.int32)"),
+    ("the guess is never checked", TILES, "wrong = (token < begin) | ((token >= end) & (last == 0))", "wrong = token < begin"),
+    ("the guess is one too high", TILES, "entry = tl.minimum(guess.to(tl.int32), num_reqs - 1)", "entry = tl.minimum(guess.to(tl.int32), num_reqs)"),
+    ("a probe past the last request", TILES, "probe = tl.minimum(found + eighth * stride, num_reqs)", "probe = found + eighth * stride"),
+    ("ignore what is staged", TILES, "staged = wanted & (record >= 0) & (column >= start)", "staged = wanted & (record > 9999) & (column >= start)"),
+    ("staged from the start of the record on only after it", TILES, "(record >= 0) & (column >= start)", "(record >= 0) & (column > start)"),
+    ("filled from the table, not the packet", STAGED, "filled = tl.where(written, tl.load(fields_ptr + 1, mask=written, other=0), filled)", "filled = filled + 0"),
+    ("a column too many", TILES, "found = wanted & (column < filled)", "found = wanted & (column <= filled)"),
+    ("no fault beyond the row", TILES, "missing = wanted & (column >= filled)", "missing = wanted & (column > filled)"),
+    ("a ring's fault is a column's", TILES, "tl.where(kind == KIND_RING, EMPTY_RING, COLUMN_OUT_OF_ROW)", "tl.where(kind == KIND_RING, COLUMN_OUT_OF_ROW, COLUMN_OUT_OF_ROW)"),
+    ("the column is not held inside the row", TILES, "tl.minimum(column, width - 1)", "column"),
+    ("tile tail not padded", TILES, "    tl.store(group_slots_ptr + token, slots, mask=token < capacity)\n", "    tl.store(group_slots_ptr + token, slots, mask=live)\n"),
+    ("tile beyond the capacity", TILES, "    tl.store(group_slots_ptr + token, slots, mask=token < capacity)\n", "    tl.store(group_slots_ptr + token, slots)\n"),
+    ("padding begins one tile late", TILES, "begin = tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) * TILE", "begin = (tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) + 1) * TILE"),
+    ("tiles that were not planned are skipped", TILES, "range(x + num_tiles, tl.cdiv(num_tokens, TILE), num_tiles)", "range(x + num_tiles, 0, num_tiles)"),
     # The gather
     ("ignore the generation", STEP, "kept = key == old_key", "kept = key % max_num_reqs == old_key % max_num_reqs"),
     ("every slot is kept", STEP, "kept = key == old_key", "kept = key == key"),
@@ -74,12 +75,16 @@ KERNEL_MUTANTS = [
     ("one null too many", STEP, "(column < filled[:, None]) & (column >= nulled[:, None])", "(column < filled[:, None]) & (column > nulled[:, None])"),
     ("a dummy's row is row 0", STEP, "mask=exists, other=0)\n    generation", "mask=live, other=0)\n    generation"),
     ("the generation of the table, not the packet", STEP, "    generation = tl.where(written, staged_generation, generation)\n", ""),
-    ("staged columns from the table", STEP, "staged = written[:, None] & (column >= start[:, None])", "staged = written[:, None] & (column > start[:, None])"),
-    ("long rows ignore what is staged", STEP, "start = tl.where(written, start, filled)", "start = filled"),
+    ("staged columns from the table", STEP, "staged = column >= start[:, None]", "staged = column > start[:, None]"),
+    ("what is staged is not gathered", STEP, "start = tl.where(written, start, filled)", "start = filled"),
+    ("long rows ignore what is staged", STEP, "value = tl.where(column < start, table_id, staged_id)", "value = table_id"),
+    ("a run that is nulled in part is copied whole", STEP, "vectors & (begin >= nulled) & (begin + RUN", "vectors & (begin + RUN"),
+    ("a run that ends in staged columns is copied from the table", STEP, "plain_end = tl.minimum(high, start)", "plain_end = high"),
+    ("slots that shrink count against slots that grow", STEP, "length = tl.maximum(high - low, 0)", "length = high - low"),
     ("helpers leave a gap", STEP, "range(helper * COLUMNS, longest, num_helpers * COLUMNS)", "range(helper * COLUMNS, longest, (num_helpers + 1) * COLUMNS)"),
-    ("helpers of long rows leave a gap", STEP, "range(low + helper * RUN, high, num_helpers * RUN)", "range(low + helper * RUN, high, (num_helpers + 1) * RUN)"),
-    ("helpers share one state", STEP, "state_ptr += (helper * num_groups + g).to(tl.int64) * max_num_reqs * 2", "state_ptr += g.to(tl.int64) * max_num_reqs * 2"),
-    ("groups share one state", STEP, "state_ptr += (helper * num_groups + g).to(tl.int64) * max_num_reqs * 2", "state_ptr += helper.to(tl.int64) * num_groups * max_num_reqs * 2"),
+    ("helpers of long rows leave a gap", STEP, "range(low + first * RUN, high, num_helpers * RUN)", "range(low + first * RUN, high, (num_helpers + 1) * RUN)"),
+    ("helpers share one state", STEP, "state = state_ptr + (helper * num_groups + g).to(tl.int64)", "state = state_ptr + g.to(tl.int64)"),
+    ("groups share one state", STEP, "state = state_ptr + (helper * num_groups + g).to(tl.int64)", "state = state_ptr + (helper * num_groups).to(tl.int64)"),
     ("the state is never written", STEP, "        tl.store(state, key, mask=live)\n", ""),
     ("the window reaches one token less", STEP, "tl.maximum(computed - reach, 0)", "tl.maximum(computed - reach + 1, 0)"),
     # The writers

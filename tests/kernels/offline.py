@@ -77,7 +77,7 @@ class OfflineLauncher(Launcher):
         compiled = triton.compile(
             kernel_source(kernel, variant, changing_types, fixed),
             target=GPUTarget("cuda", self.capability, 32),
-            options={"num_warps": variant.num_warps},
+            options=variant.cuda_options,
         )
         self.machines[variant] = Machine(
             compiled.asm["ptx"],
