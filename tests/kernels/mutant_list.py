@@ -7,7 +7,7 @@ MAPPING = "fused_slots/kernels/mapping.py"
 SLOTS = "fused_slots/kernels/slot_mapping.py"
 STEP = "fused_slots/kernels/step.py"
 BACKEND = "fused_slots/backends/triton_backend.py"
-PACKET = "fused_slots/backends/packet.py"
+PACKET = "fused_slots/packet.py"
 
 INTERPRETED = "tests/kernels/interpreted/"
 
