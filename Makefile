@@ -44,7 +44,7 @@ test-interpreted: $(ENV)
 
 # The wheel is what users get: it must carry every file it needs and work without the source tree.
 test-wheel: $(ENV)
-	rm -rf .cache/wheel && mkdir -p .cache/wheel
+	rm -rf build .cache/wheel && mkdir -p .cache/wheel
 	$(RUN) -m build --wheel --outdir .cache/wheel . > .cache/wheel/build.log \
 		|| { cat .cache/wheel/build.log; exit 1; }
 	$(PYTHON) -m venv .cache/wheel/venv
