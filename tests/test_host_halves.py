@@ -323,8 +323,10 @@ def test_the_native_half_is_traced_and_freed() -> None:
         del staged
         after, _ = tracemalloc.get_traced_memory()
         assert after - before < 4096
+        arguments = native_arguments()
+        before, _ = tracemalloc.get_traced_memory()
         for _ in range(2_000):
-            rows.NativeStaging(*native_arguments()).stage(0, [[1], [1]], True, False)
+            rows.NativeStaging(*arguments).stage(0, [[1], [1]], True, False)
         after, _ = tracemalloc.get_traced_memory()
         assert after - before < 4096
     finally:
@@ -357,7 +359,7 @@ def test_the_native_half_holds_nothing_when_it_is_gone() -> None:
 
     held = sys.getrefcount(plain)
     lengths = np.zeros((ROWS, 2), dtype=np.int32)
-    held_lengths = sys.getrefcount(lengths)
+    held_lengths, held_type = sys.getrefcount(lengths), sys.getrefcount(rows.NativeStaging)
     for _ in range(50):
         rows.NativeStaging(*native_arguments(plain=plain, lengths=lengths)).stage(0, None, 1, 0)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="do not agree"):
@@ -366,6 +368,7 @@ def test_the_native_half_holds_nothing_when_it_is_gone() -> None:
             )
     calls.clear()
     assert (sys.getrefcount(plain), sys.getrefcount(lengths)) == (held, held_lengths)
+    assert sys.getrefcount(rows.NativeStaging) == held_type
     lengths.resize((9, 9))  # no buffer of it is held any more
 
 
