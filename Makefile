@@ -44,7 +44,7 @@ test-interpreted: $(ENV)
 
 # The wheel is what users get: it must carry every file it needs and work without the source tree.
 test-wheel: $(ENV)
-	rm -rf .cache/wheel && mkdir -p .cache/wheel
+	rm -rf build .cache/wheel && mkdir -p .cache/wheel
 	$(RUN) -m build --wheel --outdir .cache/wheel . > .cache/wheel/build.log \
 		|| { cat .cache/wheel/build.log; exit 1; }
 	$(PYTHON) -m venv .cache/wheel/venv
@@ -76,7 +76,7 @@ verify-long: $(ENV)
 	$(RUN) bench/verify_long.py
 
 clean:
-	rm -rf .venv .venv-ascend .venv-vllm .cache build dist
+	rm -rf .venv .venv-ascend .venv-vllm .cache build dist fused_slots/_staging*.so
 
 # A failed `python3 -m venv` leaves half an environment behind; remove it and say what is missing.
 define make_venv
@@ -84,14 +84,17 @@ define make_venv
 		echo 'No virtual environment: on Debian run "apt-get install python3-venv"' >&2; exit 1; }
 endef
 
-$(ENV): pyproject.toml constraints.txt
+# Installation compiles the native half in place.
+SOURCES := pyproject.toml setup.py fused_slots/_staging.c
+
+$(ENV): $(SOURCES) constraints.txt
 	$(call make_venv,.venv)
 	PIP_CONSTRAINT=constraints.txt $(RUN) $(PIP_INSTALL) -e '.[dev,cuda]'
 	@touch $@
 
 # requirements.txt is installed with dependencies, requirements-no-deps.txt without; the package
 # itself comes from the source tree.
-.venv-%/.installed: tests/%/requirements.txt $(wildcard tests/*/requirements-no-deps.txt)
+.venv-%/.installed: tests/%/requirements.txt $(wildcard tests/*/requirements-no-deps.txt) $(SOURCES)
 	$(call make_venv,.venv-$*)
 	.venv-$*/bin/python $(PIP_INSTALL) -r tests/$*/requirements.txt
 	@if test -f tests/$*/requirements-no-deps.txt; then \

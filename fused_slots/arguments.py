@@ -16,6 +16,7 @@ from fused_slots.layout import TableLayout
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 _INT32 = (torch.int32,)
+_INT64 = (torch.int64,)
 
 
 def check_vector(
@@ -30,23 +31,43 @@ def check_vector(
     Raises:
         InvalidArgumentError: it is no tensor, or has the wrong dtype, rank, length or device.
     """
+    # The shortest way through: every step takes it four times.
+    if (
+        isinstance(tensor, torch.Tensor)
+        and tensor.dtype in dtypes
+        and tensor.dim() == 1
+        and tensor.device == device
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and (length := tensor.numel()) >= minimum_length
+    ):
+        return length
+    raise _vector_error(name, tensor, dtypes, device, minimum_length)
+
+
+def _vector_error(
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+    minimum_length: int,
+) -> InvalidArgumentError:
+    """What is wrong with a tensor that `check_vector` refuses."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(name, expected="a torch.Tensor", actual=type(tensor).__name__)
+        return InvalidArgumentError(name, expected="a torch.Tensor", actual=type(tensor).__name__)
     if tensor.dtype not in dtypes:
         expected = " or ".join(map(str, dtypes))
-        raise InvalidArgumentError(name, expected=expected, actual=str(tensor.dtype))
+        return InvalidArgumentError(name, expected=expected, actual=str(tensor.dtype))
     shape = tensor.shape
     if len(shape) != 1 or shape[0] < minimum_length:
-        raise InvalidArgumentError(
+        return InvalidArgumentError(
             name, expected=f"shape [>= {minimum_length}]", actual=f"shape {list(shape)}"
         )
     if tensor.device != device:
-        raise InvalidArgumentError(
+        return InvalidArgumentError(
             name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
         )
-    if tensor.layout is not torch.strided or not tensor.is_contiguous():
-        raise InvalidArgumentError(name, expected="a contiguous tensor", actual=_layout_of(tensor))
-    return shape[0]
+    return InvalidArgumentError(name, expected="a contiguous tensor", actual=_layout_of(tensor))
 
 
 def check_matrix(
@@ -109,6 +130,8 @@ def check_count(name: str, value: int, minimum: int, maximum: int, setting: str)
     Raises:
         InvalidArgumentError: it is not an int in [minimum, maximum].
     """
+    if type(value) is int and minimum <= value <= maximum:
+        return value
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
         raise InvalidArgumentError(name, expected="an int", actual=repr(value))
     if not minimum <= value <= maximum:
@@ -121,21 +144,29 @@ def check_count(name: str, value: int, minimum: int, maximum: int, setting: str)
     return int(value)
 
 
+def check_rows(device: torch.device, idx_mapping: torch.Tensor) -> int:
+    """Check the rows of a batch without looking at them; return the number of batch entries.
+
+    Raises:
+        InvalidArgumentError: the tensor has the wrong shape, dtype, layout or device.
+    """
+    return check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
+
+
 def check_gather(
     layout: TableLayout,
     device: torch.device,
-    idx_mapping: torch.Tensor,
+    num_reqs: int,
     num_reqs_padded: int,
     out: Sequence[torch.Tensor] | None,
     num_computed_tokens: torch.Tensor | None,
-) -> int:
-    """Check what `gather_block_tables` is given, and return the number of batch entries.
+) -> None:
+    """Check what a gather of `num_reqs` batch entries is given besides their rows.
 
     Raises:
         InvalidArgumentError: a tensor has the wrong shape, dtype, layout or device, or
             num_reqs_padded is smaller than the batch or larger than the tables.
     """
-    num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
     limit, setting = layout.max_num_reqs, "max_num_reqs"
     if out is not None:
         _check_tables_out(layout, out, device)
@@ -152,7 +183,6 @@ def check_gather(
     if num_computed_tokens is not None:
         rows = layout.max_num_reqs
         check_vector("num_computed_tokens", num_computed_tokens, _INT32, device, rows)
-    return num_reqs
 
 
 def _check_tables_out(
@@ -175,22 +205,20 @@ def _check_tables_out(
 
 def check_tokens(
     device: torch.device,
-    idx_mapping: torch.Tensor,
+    num_reqs: int,
     query_start_loc: torch.Tensor,
     positions: torch.Tensor,
     replay_start: torch.Tensor | None,
-) -> int:
-    """Check a batch of tokens without looking at contents; return the number of batch entries.
+) -> None:
+    """Check the tokens of `num_reqs` batch entries without looking at contents.
 
     Raises:
         InvalidArgumentError: a tensor has the wrong shape, dtype, layout or device.
     """
-    num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
     check_vector("query_start_loc", query_start_loc, _INT32, device, num_reqs + 1)
-    check_vector("positions", positions, (torch.int64,), device)
+    check_vector("positions", positions, _INT64, device)
     if replay_start is not None:
         check_vector("replay_start", replay_start, _INT32, device, num_reqs)
-    return num_reqs
 
 
 def check_slots_out(

@@ -1,7 +1,7 @@
-"""The slow half of staging: ids that are no plain lists of ints, and what is wrong with them.
+"""The slow path of staging: ids that are no plain lists of ints, and what is wrong with them.
 
-A call that the fast half of `HostRows.stage` does not recognise comes here. It either turns out to
-be fine (tuples, arrays, NumPy integers) or gets the error that names request, group and place.
+A call that staging does not recognise comes here. It either turns out to be fine (arrays, NumPy
+integers) or gets the error that names request, group and place.
 """
 
 from __future__ import annotations
@@ -11,9 +11,45 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from fused_slots.faults import INT32_MAX, BlockIdError, InvalidArgumentError, RowCapacityError
 from fused_slots.layout import TableLayout
+
+PlainRequest = tuple[int, list[list[int]], bool]
+"""Row, one list of ids per group, overwrite."""
+
+
+def plain_request(
+    layout: TableLayout,
+    lengths: npt.NDArray[np.int32],
+    req_index: int,
+    new_block_ids: Sequence[Sequence[int]],
+    overwrite: bool,
+) -> PlainRequest:
+    """One request's new blocks as Python ints in lists, checked.
+
+    Args:
+        layout: the manager's sizes.
+        lengths: int32 [max_num_reqs, G], columns that each row has filled.
+        req_index: the request's row.
+        new_block_ids: per group, allocation block ids to append to the row.
+        overwrite: start the row anew instead.
+
+    Raises:
+        InvalidArgumentError: the row, the number of groups or overwrite is wrong.
+        BlockIdError: an id is not an int the group accepts.
+        RowCapacityError: a row would hold more columns than it has.
+    """
+    check_request(layout, req_index, new_block_ids, overwrite)
+    lists = []
+    for g, group_ids in enumerate(new_block_ids):
+        lists.append(plain_ids(layout, req_index, g, group_ids))
+        begin = 0 if overwrite else int(lengths[req_index, g])
+        end = begin + len(lists[g]) * layout.groups[g].columns_per_block
+        if lists[g] and end > layout.widths[g]:
+            raise_over_capacity(layout, req_index, g, begin, end)
+    return int(req_index), lists, bool(overwrite)
 
 
 def check_request(

@@ -20,7 +20,6 @@ from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, SlotM
 from fused_slots.layout import TableLayout, as_tuple, per_group
 from fused_slots.plan import LaunchPlan, WarmupReport
 from fused_slots.rows import HostRows
-from fused_slots.staging import StagedWrites
 
 if TYPE_CHECKING:
     from fused_slots.inspect.explain import Explanation
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 _INT64 = (torch.int64,)
 
 CACHED_VIEWS = 64
-"""Numbers of rows for which views of the gathered tables are kept."""
+"""Numbers of rows, and of tokens, for which views of the results are kept."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +211,7 @@ class AscendBlockTables:
         self.block_tables = [BlockTable(table) for table in self._backend.tables]
         self.input_block_tables = list(self._backend.input_tables)
         self._views: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._slot_views: dict[int, torch.Tensor] = {}
         self.num_blocks = NumBlocks(self._rows.num_columns, self._backend.num_columns)
         self.slot_mappings = self._backend.slot_mappings
 
@@ -281,11 +281,11 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: writes are pending while a graph is being captured.
         """
-        writes = self._collect_writes("apply_staged_writes")
-        if writes is not None:
-            self._backend.apply_writes(writes)
+        staged = self._staged("apply_staged_writes")
+        if staged is not None:
+            self._backend.apply_writes(staged)
             self.launches += 1
-            self._rows.clear()
+            staged.clear()
 
     def gather_block_tables(
         self,
@@ -313,8 +313,9 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: a tensor has the wrong shape, dtype or device.
         """
-        num_reqs = arguments.check_gather(
-            self.layout, self.device, idx_mapping, num_reqs_padded, out, num_computed_tokens
+        num_reqs = arguments.check_rows(self.device, idx_mapping)
+        arguments.check_gather(
+            self.layout, self.device, num_reqs, num_reqs_padded, out, num_computed_tokens
         )
         if out_ptrs is not None and out is None:
             raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
@@ -359,14 +360,16 @@ class AscendBlockTables:
         slots = self.slot_mappings if out is None else out
         if out is not None:
             self._check_slots_out(out)
-        self._check_tokens(idx_mapping, query_start_loc, positions, replay_start, slots.shape[1])
-        check_count("num_tokens_padded", num_tokens_padded, 0, slots.shape[1], "the capacity")
+        capacity = slots.shape[1]
+        num_reqs = arguments.check_rows(self.device, idx_mapping)
+        self._check_tokens(num_reqs, query_start_loc, positions, replay_start, capacity)
+        check_count("num_tokens_padded", num_tokens_padded, 0, capacity, "the capacity")
         if self.layout.num_groups:
             self._backend.map_slots(
                 idx_mapping, query_start_loc, positions, num_tokens_padded, replay_start, slots
             )
             self.launches += 1
-        return slots[:, :num_tokens_padded]
+        return self._mapped(num_tokens_padded) if out is None else out[:, :num_tokens_padded]
 
     def step(
         self,
@@ -390,20 +393,21 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: as those two; or writes are pending during a graph capture.
         """
+        num_reqs = arguments.check_rows(self.device, idx_mapping)
         if num_reqs_padded is None:
-            num_reqs_padded = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, self.device)
+            num_reqs_padded = num_reqs
         capacity = self.layout.max_num_batched_tokens
         if num_tokens_padded is None:
             num_tokens_padded = capacity
         arguments.check_gather(
-            self.layout, self.device, idx_mapping, num_reqs_padded, None, num_computed_tokens
+            self.layout, self.device, num_reqs, num_reqs_padded, None, num_computed_tokens
         )
-        self._check_tokens(idx_mapping, query_start_loc, positions, replay_start, capacity)
+        self._check_tokens(num_reqs, query_start_loc, positions, replay_start, capacity)
         check_count("num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens")
-        writes = self._collect_writes("step")
+        staged = self._staged("step")
         if self.layout.num_groups:
             self._backend.step(
-                writes,
+                staged,
                 idx_mapping,
                 query_start_loc,
                 positions,
@@ -413,9 +417,9 @@ class AscendBlockTables:
                 replay_start,
             )
             self.launches += 1
-        if writes is not None:
-            self._rows.clear()
-        return self._gathered(num_reqs_padded), self.slot_mappings[:, :num_tokens_padded]
+        if staged is not None:
+            staged.clear()
+        return self._gathered(num_reqs_padded), self._mapped(num_tokens_padded)
 
     def map_tokens(
         self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor | None = None
@@ -483,7 +487,7 @@ class AscendBlockTables:
         capacity = self.layout.max_num_batched_tokens
         check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
         self.slot_mappings.fill_(PAD_SLOT_ID)
-        return self.slot_mappings[:, :num_tokens]
+        return self._mapped(num_tokens)
 
     def init_block_table_layout_tensors(self) -> None:
         """Rebuild device metadata after the device's memory was restored; harmless at any time."""
@@ -582,24 +586,31 @@ class AscendBlockTables:
             self._views[num_rows] = views
         return views
 
-    def _collect_writes(self, operation: str) -> StagedWrites | None:
-        """The staged writes, which stay pending until the device has taken them."""
+    def _mapped(self, num_tokens: int) -> torch.Tensor:
+        """The first columns of the slot mappings, likewise."""
+        view = self._slot_views.get(num_tokens)
+        if view is None:
+            if len(self._slot_views) >= CACHED_VIEWS:
+                self._slot_views.clear()
+            view = self._slot_views[num_tokens] = self.slot_mappings[:, :num_tokens]
+        return view
+
+    def _staged(self, operation: str) -> HostRows | None:
+        """The rows if they have staged writes: those stay until the device has taken them."""
         if not self._rows.pending:
             return None
         self._backend.refuse_capture(operation)
-        return self._rows.collect()
+        return self._rows
 
     def _check_tokens(
         self,
-        idx_mapping: torch.Tensor,
+        num_reqs: int,
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
         replay_start: torch.Tensor | None,
         capacity: int,
     ) -> None:
-        num_reqs = arguments.check_tokens(
-            self.device, idx_mapping, query_start_loc, positions, replay_start
-        )
+        arguments.check_tokens(self.device, num_reqs, query_start_loc, positions, replay_start)
         if self._backend.reads_tensors_on_host:
             arguments.check_host_visible_batch(
                 query_start_loc, num_reqs, positions.shape[0], capacity

@@ -43,6 +43,12 @@ BACKEND = Variable(
 CHECKED = Variable(
     "FUSED_SLOTS_CHECKED", ("0", "1"), "0", "1: record the first device faults in detail"
 )
+HOST = Variable(
+    "FUSED_SLOTS_HOST",
+    ("auto", "native", "python"),
+    "auto",
+    "How appends are staged: by the compiled half where it was built, by it alone, or in Python",
+)
 VLLM = Variable(
     "FUSED_SLOTS_VLLM",
     ("auto", "strict", "off"),
@@ -66,7 +72,7 @@ PLAN = Variable(
     "by_request: map slots over the grid (group_count, num_reqs * tiles + 1), the base case",
 )
 
-VARIABLES = (BACKEND, CHECKED, PLAN, VLLM, VLLM_MAMBA, WARMUP)
+VARIABLES = (BACKEND, CHECKED, HOST, PLAN, VLLM, VLLM_MAMBA, WARMUP)
 
 
 def checked() -> bool:

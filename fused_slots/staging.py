@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,67 @@ from fused_slots.layout import TableLayout
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+
+
+class Staging(Protocol):
+    """One manager's staged writes: what `HostRows` asks of its native half and of the other.
+
+    Both keep the row lengths, generations and largest ids up to date in arrays of `HostRows`.
+    """
+
+    @property
+    def pending(self) -> bool:
+        """Whether writes are staged."""
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows with staged writes, in the order of their first calls."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of `rows`."""
+
+    @property
+    def packet_size(self) -> int:
+        """int32 elements of the packet that `pack` writes."""
+
+    def stage(
+        self,
+        req_index: int,
+        new_block_ids: Sequence[Sequence[int]],
+        overwrite: bool,
+        redirect_to_null_block: bool,
+        /,
+    ) -> None:
+        """Stage one request's new blocks, for all groups or for none.
+
+        Args:
+            req_index: the request's row.
+            new_block_ids: per group, allocation block ids to append to the row.
+            overwrite: start the row anew instead.
+            redirect_to_null_block: stage the null block in place of every id.
+
+        Raises:
+            InvalidArgumentError: the row, the number of groups or overwrite is wrong.
+            BlockIdError: an id is not an int the group accepts.
+            RowCapacityError: a row would hold more columns than it has.
+        """
+
+    def pack(self, packet: Int32Array, /) -> int:
+        """Write the merged writes as fused_slots/packet.py says; they stay staged.
+
+        Args:
+            packet: int32, contiguous, at least `packet_size` long.
+
+        Returns:
+            Columns of the longest record.
+
+        Raises:
+            ValueError: the packet is too small.
+        """
+
+    def clear(self) -> None:
+        """Forget the staged writes."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from fused_slots.arguments import (
     check_gather,
     check_host_visible_batch,
     check_matrix,
+    check_rows,
     check_slots_out,
     check_vector,
 )
@@ -89,19 +90,27 @@ def tables() -> AscendBlockTables:
     )
 
 
-def test_gather_returns_the_number_of_batch_entries() -> None:
+def test_rows_return_the_number_of_batch_entries() -> None:
+    assert check_rows(CPU, torch.zeros(3, dtype=torch.int64)) == 3
+    assert check_rows(CPU, torch.zeros(0, dtype=torch.int32)) == 0
+    with pytest.raises(InvalidArgumentError, match=r"idx_mapping: expected torch\.int32"):
+        check_rows(CPU, torch.zeros(3))
+
+
+def test_gather_is_limited_by_the_rows_of_the_tables() -> None:
     layout = tables().layout
-    idx_mapping = torch.zeros(3, dtype=torch.int64)
-    assert check_gather(layout, CPU, idx_mapping, 4, None, None) == 3
+    check_gather(layout, CPU, 3, 4, None, None)
+    with pytest.raises(InvalidArgumentError, match="idx_mapping: expected at most 4 entries"):
+        check_gather(layout, CPU, 5, 5, None, None)
     out = (torch.zeros(3, 8, dtype=torch.int32), torch.zeros(9, 8, dtype=torch.int32))
-    assert check_gather(layout, CPU, idx_mapping, 3, out, None) == 3
+    check_gather(layout, CPU, 3, 3, out, None)
     with pytest.raises(InvalidArgumentError, match="num_reqs_padded"):
-        check_gather(layout, CPU, idx_mapping, 4, out, None)
+        check_gather(layout, CPU, 3, 4, out, None)
 
 
 def test_empty_out_tables_may_share_their_address() -> None:
     out = [torch.zeros(0, 8, dtype=torch.int32), torch.zeros(0, 8, dtype=torch.int32)]
-    assert check_gather(tables().layout, CPU, torch.zeros(0, dtype=torch.int64), 0, out, None) == 0
+    check_gather(tables().layout, CPU, 0, 0, out, None)
 
 
 @pytest.mark.parametrize(

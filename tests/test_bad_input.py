@@ -38,6 +38,7 @@ from tests.backends_under_test import (
     int64,
     slots,
 )
+from tests.host_halves import HALVES, staged_by
 
 GROUPS = [
     KVCacheGroup(block_size=16, max_num_blocks=8, name="full"),
@@ -52,7 +53,14 @@ def make_tables(request: pytest.FixtureRequest) -> MakeTables:
 
 
 @pytest.fixture
-def tables(make_tables: MakeTables) -> AscendBlockTables:
+def half(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The half of staging that managers get: any, where a test does not name it."""
+    with staged_by(getattr(request, "param", "auto")):
+        yield
+
+
+@pytest.fixture
+def tables(make_tables: MakeTables, half: None) -> AscendBlockTables:
     """A manager with two live rows, gathered tables, slots, drafts, and a write pending."""
     rows = {0: [[5, 6], [3]], 1: [[7], [4, 2]]}
     tables = make_tables(GROUPS, rows, num_blocks=[100, None], replay_window=4)
@@ -255,6 +263,7 @@ BAD_APPENDS: dict[str, tuple[dict[str, Any], type[BlockTableError], str, str]] =
 }
 
 
+@pytest.mark.parametrize("half", HALVES, indirect=True)
 @pytest.mark.parametrize("case", BAD_APPENDS.values(), ids=BAD_APPENDS.keys())
 def test_bad_append_is_refused_and_changes_nothing(
     tables: AscendBlockTables, case: tuple[dict[str, Any], type[BlockTableError], str, str]

@@ -1,9 +1,9 @@
-"""Host-side rows and staged writes, against a plain dictionary of lists."""
+"""Host-side rows and staged writes, against a plain dictionary of lists, on each half."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from fused_slots import ContextParallel, KVCacheGroup
 from fused_slots.faults import BlockIdError, BlockTableError, RowCapacityError
 from fused_slots.layout import TableLayout
 from fused_slots.rows import HostRows
+from tests.host_halves import HALVES, staged_by
 
 GROUPS = (
     KVCacheGroup(128, 6),
@@ -25,19 +26,26 @@ WIDTHS = (6, 6, 6)
 MAX_NUM_REQS = 3
 
 
+LAYOUT = TableLayout(
+    groups=GROUPS,
+    widths=WIDTHS,
+    max_num_reqs=MAX_NUM_REQS,
+    max_num_batched_tokens=4,
+    context_parallel=ContextParallel(),
+    replay_window=0,
+    slot_dtype=torch.int64,
+    num_blocks=(50, None, 20),
+)
+
+
+@pytest.fixture(params=HALVES, autouse=True, scope="module")
+def _half(request: pytest.FixtureRequest) -> Iterator[None]:
+    with staged_by(request.param):
+        yield
+
+
 def host_rows() -> HostRows:
-    return HostRows(
-        TableLayout(
-            groups=GROUPS,
-            widths=WIDTHS,
-            max_num_reqs=MAX_NUM_REQS,
-            max_num_batched_tokens=4,
-            context_parallel=ContextParallel(),
-            replay_window=0,
-            slot_dtype=torch.int64,
-            num_blocks=(50, None, 20),
-        )
-    )
+    return HostRows(LAYOUT)
 
 
 class Device:
@@ -45,7 +53,7 @@ class Device:
 
     def __init__(self, rows: HostRows) -> None:
         self.rows = rows
-        self.layout = rows._layout
+        self.layout = LAYOUT
         self.arena = np.zeros(self.layout.arena_size, dtype=np.int32)
         self.num_columns = np.zeros((len(GROUPS), MAX_NUM_REQS), dtype=np.int32)
 
@@ -136,7 +144,7 @@ def test_any_bad_id_is_refused_whole(
     rows = host_rows()
     rows.stage(0, [[1], [1], [1]], True, False)
     is_in_range = isinstance(bad, int) and not isinstance(bad, bool)
-    limit = rows._layout.max_block_ids[g]
+    limit = LAYOUT.max_block_ids[g]
     if is_in_range and isinstance(bad, int) and 0 <= bad <= limit:
         return
     before = (rows.num_columns.tolist(), rows.collect().column_ids.tolist(), rows.largest_ids)
@@ -180,7 +188,7 @@ def test_nothing_staged_is_an_empty_record() -> None:
     writes = host_rows().collect()
     assert len(writes.rows) == 0
     assert len(writes.column_ids) == 0
-    assert writes.destinations(host_rows()._layout).tolist() == []
+    assert writes.destinations(LAYOUT).tolist() == []
 
 
 def test_only_appends_of_something_and_overwrites_are_pending() -> None:

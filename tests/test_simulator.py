@@ -19,6 +19,7 @@ from tests import configuration
 from tests.configuration import Config, Target, make_manager, random_config
 from tests.engine import Engine
 from tests.guards import check_bands, make_guarded
+from tests.host_halves import HALVES, staged_by
 from tests.model import POISON, Mismatch
 from tests.simulator import (
     TARGETS,
@@ -49,7 +50,8 @@ EVENTS = {
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_step_agrees_with_both_oracles(part: int, simulated_steps: int) -> None:
     steps = -(-simulated_steps // PARTS)
-    report = simulate_lives(TARGETS["cpu"], 10_000 * (part + 1), steps)
+    with staged_by(HALVES[part % len(HALVES)]):
+        report = simulate_lives(TARGETS["cpu"], 10_000 * (part + 1), steps)
     assert report.steps >= steps
     assert report.tokens_owned > steps
     if steps >= 1000:

@@ -18,6 +18,7 @@ from fused_slots import ContextParallel, KVCacheGroup, SlotMappingMode
 from tests.checker import Checker
 from tests.configuration import FEATURES, Config, Target, make_manager
 from tests.driver import Driver
+from tests.host_halves import HALVES, staged_by
 from tests.model import Batch
 
 ROWS, CAPACITY, LENGTH = 3, 12, 24
@@ -92,10 +93,12 @@ class TablesMachine(RuleBasedStateMachine):
 
     target = Target("cpu", make_manager, features=FEATURES - {"poison"})
 
-    @initialize(config=configs())
-    def build(self, config: Config) -> None:
+    @initialize(config=configs(), half=st.sampled_from(HALVES))
+    def build(self, config: Config, half: str) -> None:
         self.config = config
-        self.check = Checker(self.target, config, self.target.make(config))
+        with staged_by(half):
+            manager = self.target.make(config)
+        self.check = Checker(self.target, config, manager)
         self.driver = Driver(self.target, config, self.check, Random(0))
 
     @rule(row=rows, overwrite=st.booleans(), data=st.data())

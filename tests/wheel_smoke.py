@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fused_slots
 from fused_slots.inspect.schedule import list_recordings
+from fused_slots.rows import NATIVE
 
 
 def main(command: str) -> None:
@@ -17,6 +18,7 @@ def main(command: str) -> None:
     package = Path(fused_slots.__file__).parent
     assert "site-packages" in package.parts, f"the source tree was imported: {package}"
     assert (package / "py.typed").is_file(), "py.typed is missing"
+    assert NATIVE, "the native half is missing"
     assert len(list_recordings()) >= 7, f"recordings are missing: {list_recordings()}"
     run = subprocess.run(
         [command, "demo", "--json", "--no-picture"], stdout=subprocess.PIPE, text=True, check=True

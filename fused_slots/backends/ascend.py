@@ -9,18 +9,20 @@ compiled code in an executor (docs/ascend.md says what that covers).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fused_slots.backends.ascend_operations import AscendOperations
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
 from fused_slots.backends.pinned import PinnedRing
+from fused_slots.backends.triton_backend import T
 from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
 from fused_slots.layout import TableLayout
-from fused_slots.staging import StagedWrites
 
 
 class AscendBackend(AscendOperations):
@@ -41,21 +43,17 @@ class AscendBackend(AscendOperations):
         properties = driver.active.utils.get_device_properties(self.device.index)
         return int(properties["num_vectorcore"])
 
-    def upload(self, writes: StagedWrites) -> torch.Tensor:
+    def upload(
+        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
+    ) -> tuple[torch.Tensor, T]:
         if self._ring is None:
-            self._ring = PinnedRing(
-                self.layout,
-                self.device,
-                size=self._packer.size,
-                pack=self._packer.pack,
-                new_event=_npu().Event,
-            )
-        return self._ring.upload(writes)
+            npu = _npu()
+            self._ring = PinnedRing(self.device, new_event=npu.Event, on_device=npu.device)
+        return self._ring.upload(size, fill)
 
     def uploaded_packet_used(self) -> None:
         if self._ring is not None:
-            with _npu().device(self.device):
-                self._ring.mark_used()
+            self._ring.mark_used()
 
     def synchronize(self) -> None:
         _npu().synchronize(self.device)

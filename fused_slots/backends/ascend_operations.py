@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -20,7 +21,7 @@ from fused_slots.faults import INT32_MAX, ConfigurationError, Fault
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan
 from fused_slots.plan_ascend import AscendPlan, choose_tile, plan_launch
-from fused_slots.staging import StagedWrites
+from fused_slots.rows import HostRows
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -124,7 +125,7 @@ class AscendOperations(TritonBackend):
 
     def _step(
         self,
-        writes: StagedWrites | None = None,
+        staged: HostRows | None = None,
         idx_mapping: torch.Tensor | None = None,
         query_start_loc: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
@@ -146,7 +147,7 @@ class AscendOperations(TritonBackend):
             self._dirty_rows = num_reqs
             if self.is_capturing():
                 self._captured_rows = max(self._captured_rows, num_reqs)
-        written = 0 if writes is None else len(writes.rows)
+        written = 0 if staged is None else staged.num_staged_rows
         planned = self._plan(
             choose_tile(num_reqs, num_tokens_padded, plan_ascend.LONG_TILE)
             if maps
@@ -159,7 +160,7 @@ class AscendOperations(TritonBackend):
         )
         if not planned.programs:
             return
-        staged = self._staged_planes(writes)
+        planes = self._staged_planes(staged)
         replay = maps and replay_start is not None and layout.replay_window > 0
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
         if num_computed_tokens is None or self._sharded:
@@ -173,12 +174,12 @@ class AscendOperations(TritonBackend):
             self._details if positions is None else positions,
             nothing if replay_start is None else replay_start,
             num_computed_tokens,
-            staged.filled,
-            staged.starts,
-            staged.bases,
-            staged.generations,
-            staged.rows,
-            staged.ids,
+            planes.filled,
+            planes.starts,
+            planes.bases,
+            planes.generations,
+            planes.rows,
+            planes.ids,
         )
         numbers = (
             slots.stride(0),
@@ -195,16 +196,19 @@ class AscendOperations(TritonBackend):
         )
         variant = self._step_choice(index_dtype, planned.tile, replay, whole)
         self._bound(variant)(planned.programs, tensors, numbers)
-        if writes is not None:
+        if staged is not None:
             self.uploaded_packet_used()
 
     def _plan(self, tile: int, **sizes: int) -> AscendPlan:
         return plan_launch(self.layout.num_groups, self.num_cores, tile, **sizes)
 
-    def _staged_planes(self, writes: StagedWrites | None) -> StagedPlanes:
+    def _staged_planes(self, staged: HostRows | None) -> StagedPlanes:
         """Row lengths and staged ids, from the packet, or those on the device if it is None."""
-        if writes is not None:
-            return self._packer.planes(self.upload(writes), writes)
+        if staged is not None:
+            writes = staged.collect()
+            size, fill = self._packer.size(writes), partial(self._packer.pack, writes)
+            packet, _ = self.upload(size, fill)
+            return self._packer.planes(packet, writes)
         columns, nothing = self.num_columns, self._no_packet
         return StagedPlanes(self._row_generations, columns, columns, columns, nothing, nothing)
 

@@ -40,20 +40,17 @@ class AscendPacker:
         self._filled = np.zeros((layout.num_groups, layout.max_num_reqs), dtype=np.int32)
         self._generations = np.zeros(layout.max_num_reqs, dtype=np.int32)
 
-    def size(self, writes: StagedWrites, layout: TableLayout) -> int:
+    def size(self, writes: StagedWrites) -> int:
         """int32 elements of the packet."""
         planes = (1 + 3 * self._num_groups) * self._num_rows
         # A tensor without elements may have no address; one id more costs nothing.
         return planes + len(writes.rows) + len(writes.column_ids) + 1
 
-    def pack(
-        self, writes: StagedWrites, layout: TableLayout, packet: npt.NDArray[np.int32]
-    ) -> None:
+    def pack(self, writes: StagedWrites, packet: npt.NDArray[np.int32]) -> None:
         """Fill a packet: generations, filled, starts and bases of all rows, written rows, ids.
 
         Args:
             writes: the merged writes of one step.
-            layout: the manager's sizes.
             packet: int32, at least `size` long.
         """
         rows, num_rows = writes.rows, self._num_rows

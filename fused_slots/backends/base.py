@@ -18,7 +18,7 @@ from fused_slots.faults import Fault
 from fused_slots.groups import PAD_SLOT_ID
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
-from fused_slots.staging import StagedWrites
+from fused_slots.rows import HostRows
 
 FAULT_DETAILS = 64
 """Faults that checked mode records one by one between two reads."""
@@ -59,7 +59,7 @@ class Backend(ABC):
         return torch.full(shape, fill, dtype=dtype, device=self.device)
 
     @abstractmethod
-    def apply_writes(self, writes: StagedWrites) -> None:
+    def apply_writes(self, staged: HostRows) -> None:
         """Write staged columns and row lengths, in one launch."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class Backend(ABC):
     @abstractmethod
     def step(
         self,
-        writes: StagedWrites | None,
+        staged: HostRows | None,
         idx_mapping: torch.Tensor,
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
@@ -104,7 +104,7 @@ class Backend(ABC):
         num_computed_tokens: torch.Tensor | None,
         replay_start: torch.Tensor | None,
     ) -> None:
-        """Apply, gather and map, in one launch."""
+        """Apply (unless nothing is staged: None), gather and map, in one launch."""
 
     @abstractmethod
     def clear_input_tables(self, num_reqs: int) -> None:

@@ -19,7 +19,7 @@ from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
-from fused_slots.staging import StagedWrites
+from fused_slots.rows import HostRows
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -56,7 +56,8 @@ class CpuBackend(Backend):
         self._dirty_columns = [0] * layout.num_groups
         self._columns = np.arange(max(layout.widths, default=0), dtype=np.int32)
 
-    def apply_writes(self, writes: StagedWrites) -> None:
+    def apply_writes(self, staged: HostRows) -> None:
+        writes = staged.collect()
         self._arena[writes.destinations(self.layout)] = writes.column_ids
         self._num_columns[:, writes.rows] = writes.filled.T
 
@@ -117,7 +118,7 @@ class CpuBackend(Backend):
 
     def step(
         self,
-        writes: StagedWrites | None,
+        staged: HostRows | None,
         idx_mapping: torch.Tensor,
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
@@ -126,8 +127,8 @@ class CpuBackend(Backend):
         num_computed_tokens: torch.Tensor | None,
         replay_start: torch.Tensor | None,
     ) -> None:
-        if writes is not None:
-            self.apply_writes(writes)
+        if staged is not None:
+            self.apply_writes(staged)
         self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None)
         self.map_slots(
             idx_mapping,

@@ -6,10 +6,12 @@ may be captured into a CUDA graph once `warmup()` has compiled their variants.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fused_slots.backends.launch import (
@@ -20,10 +22,9 @@ from fused_slots.backends.launch import (
     kernel_source,
 )
 from fused_slots.backends.pinned import PinnedRing
-from fused_slots.backends.triton_backend import TritonBackend
+from fused_slots.backends.triton_backend import T, TritonBackend
 from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
 from fused_slots.layout import TableLayout
-from fused_slots.staging import StagedWrites
 
 
 class CudaBackend(TritonBackend):
@@ -38,15 +39,16 @@ class CudaBackend(TritonBackend):
     def make_launcher(self) -> Launcher:
         return CudaLauncher(self.device)
 
-    def upload(self, writes: StagedWrites) -> torch.Tensor:
+    def upload(
+        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
+    ) -> tuple[torch.Tensor, T]:
         if self._ring is None:
-            self._ring = PinnedRing(self.layout, self.device)
-        return self._ring.upload(writes)
+            self._ring = PinnedRing(self.device)
+        return self._ring.upload(size, fill)
 
     def uploaded_packet_used(self) -> None:
         if self._ring is not None:
-            with torch.cuda.device(self.device):
-                self._ring.mark_used()
+            self._ring.mark_used()
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
@@ -108,6 +110,7 @@ class CudaLauncher(Launcher):
         index = device.index
         current_stream = torch._C._cuda_getCurrentRawStream
         current_device = torch._C._cuda_getDevice
+        address_of = torch.Tensor.data_ptr
         needs_scratch = run.global_scratch_size or run.profile_scratch_size
         head: tuple[Any, ...] = (metadata, None, None, None)
         if needs_scratch:
@@ -121,7 +124,7 @@ class CudaLauncher(Launcher):
                 with torch.cuda.device(device):
                     launch(programs, tensors, numbers)
                 return
-            addresses = [tensor.data_ptr() for tensor in tensors]
+            addresses = map(address_of, tensors)
             stream = current_stream(index)
             start(num_groups, programs, 1, stream, function, *head, *addresses, *numbers, *tail)
 

@@ -7,15 +7,16 @@ run line by line in Python and can be stopped in a debugger.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fused_slots.backends.launch import InterpretedLauncher, Launcher
-from fused_slots.backends.packet import pack_writes, packet_size
-from fused_slots.backends.triton_backend import TritonBackend
+from fused_slots.backends.triton_backend import T, TritonBackend
 from fused_slots.faults import BackendUnavailableError
-from fused_slots.staging import StagedWrites
 
 
 class InterpreterBackend(TritonBackend):
@@ -35,10 +36,11 @@ class InterpreterBackend(TritonBackend):
             )
         return InterpretedLauncher()
 
-    def upload(self, writes: StagedWrites) -> torch.Tensor:
-        packet = torch.empty(packet_size(writes, self.layout), dtype=torch.int32)
-        pack_writes(writes, self.layout, packet.numpy())
-        return packet
+    def upload(
+        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
+    ) -> tuple[torch.Tensor, T]:
+        packet = torch.empty(size, dtype=torch.int32)
+        return packet, fill(packet.numpy())
 
     def uploaded_packet_used(self) -> None:
         """Nothing: every packet is used once."""

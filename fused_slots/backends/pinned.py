@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from fused_slots.backends.packet import pack_writes, packet_size
-from fused_slots.layout import TableLayout
-from fused_slots.staging import StagedWrites
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +18,8 @@ RING_SIZE = 32
 
 MARK_EVERY = 8
 """Packets between two events; recording one costs the host more than filling a packet."""
+
+T = TypeVar("T")
 
 SMALLEST = 512
 """int32 elements of the smallest packet buffer; larger ones double."""
@@ -53,40 +52,38 @@ class PinnedRing:
     several streams, each of them must wait for the one before, as the tables themselves need.
 
     Args:
-        layout: the manager's sizes.
         device: where the packets go.
-        size: int32 elements that a step's writes need.
-        pack: writes them into a packet.
         new_event: makes an event of the device, with `record` and `synchronize`.
+        on_device: makes a context in which a device is the current one.
     """
 
     def __init__(
         self,
-        layout: TableLayout,
         device: torch.device,
         *,
-        size: Callable[[StagedWrites, TableLayout], int] = packet_size,
-        pack: Callable[[StagedWrites, TableLayout, npt.NDArray[np.int32]], None] = pack_writes,
         new_event: Callable[[], Any] = torch.cuda.Event,
+        on_device: Callable[[torch.device], AbstractContextManager[Any]] = torch.cuda.device,
     ) -> None:
-        self._layout = layout
         self._device = device
-        self._size, self._pack, self._new_event = size, pack, new_event
+        self._new_event, self._on_device = new_event, on_device
         self._pinned = _pinned_memory_works(device)
         self._packets: list[_Packet | None] = [None] * RING_SIZE
         self._events: list[Any] = [None] * (RING_SIZE // MARK_EVERY)
         self._place = 0
 
-    def upload(self, writes: StagedWrites) -> torch.Tensor:
-        """Copy staged writes to the device, in stream order.
+    def upload(
+        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
+    ) -> tuple[torch.Tensor, T]:
+        """Copy a packet to the device, in stream order.
 
         Args:
-            writes: the merged writes of one step.
+            size: int32 elements of the packet.
+            fill: writes it into an array at least as long.
 
         Returns:
-            int32 packet on the device, at least as long as the writes need.
+            The int32 packet on the device, at least as long, and what `fill` returned.
         """
-        place, size = self._place, self._size(writes, self._layout)
+        place = self._place
         if place % MARK_EVERY == 0:
             event = self._events[place // MARK_EVERY]
             if event is not None:
@@ -96,18 +93,19 @@ class PinnedRing:
             doublings = max((size - 1) // SMALLEST, 0).bit_length()
             packet = _Packet(SMALLEST << doublings, self._device, self._pinned)
             self._packets[place] = packet
-        self._pack(writes, self._layout, packet.array)
+        filled = fill(packet.array)
         packet.send(size)
-        return packet.copy
+        return packet.copy, filled
 
     def mark_used(self) -> None:
         """The launch that reads the last packet is enqueued: remember where it ends."""
         mark, rest = divmod(self._place + 1, MARK_EVERY)
         if rest == 0:
-            event = self._events[mark - 1]
-            if event is None:
-                event = self._events[mark - 1] = self._new_event()
-            event.record()
+            with self._on_device(self._device):
+                event = self._events[mark - 1]
+                if event is None:
+                    event = self._events[mark - 1] = self._new_event()
+                event.record()
         self._place = (self._place + 1) % RING_SIZE
 
 

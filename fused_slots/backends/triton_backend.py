@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fused_slots import plan
@@ -27,13 +30,18 @@ from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Varian
 from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, TokenPlan, WarmupReport
-from fused_slots.staging import StagedWrites
+from fused_slots.rows import HostRows
 
 _FAULT_DETAILS = 64
 _DETAIL_WIDTH = 5
 KEPT_OUT_TABLES = 64
 """Sets of callers' tables whose addresses are kept on the device."""
 
+KEPT_PLANS = 1024
+"""Pairs of sizes whose token plan is kept."""
+
+T = TypeVar("T")
+_NO_TOKENS = TokenPlan(False, 0, 0, 1, 0)
 _Choice = tuple[torch.dtype, torch.dtype, bool, bool]
 _INDEX_DTYPES = (torch.int32, torch.int64)
 
@@ -72,6 +80,8 @@ class TritonBackend(Backend):
         self._slots_launches: dict[_Choice, Launch] = {}
         self._step_launches: dict[_Choice, Launch] = {}
         self._out_tables: dict[tuple[int, ...], torch.Tensor] = {}
+        self._token_plans: dict[tuple[int, int], TokenPlan] = {}
+        self._slot_stride = self.slot_mappings.stride(0)
         self.launcher = self.make_launcher()
         self.init_layout()
 
@@ -80,8 +90,18 @@ class TritonBackend(Backend):
         """The launcher of this device."""
 
     @abstractmethod
-    def upload(self, writes: StagedWrites) -> torch.Tensor:
-        """Make staged writes readable by the next launch, in stream order."""
+    def upload(
+        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
+    ) -> tuple[torch.Tensor, T]:
+        """Make a packet readable by the next launch, in stream order.
+
+        Args:
+            size: int32 elements of the packet.
+            fill: writes it into an array at least as long.
+
+        Returns:
+            The packet on the device, at least as long, and what `fill` returned.
+        """
 
     @abstractmethod
     def uploaded_packet_used(self) -> None:
@@ -98,8 +118,8 @@ class TritonBackend(Backend):
     def init_layout(self) -> None:
         self._descriptor.copy_(descriptor_lines(self.layout))
 
-    def apply_writes(self, writes: StagedWrites) -> None:
-        self._step(writes=writes)
+    def apply_writes(self, staged: HostRows) -> None:
+        self._step(staged)
 
     def gather(
         self,
@@ -117,7 +137,7 @@ class TritonBackend(Backend):
 
     def step(
         self,
-        writes: StagedWrites | None,
+        staged: HostRows | None,
         idx_mapping: torch.Tensor,
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
@@ -127,7 +147,7 @@ class TritonBackend(Backend):
         replay_start: torch.Tensor | None,
     ) -> None:
         self._step(
-            writes,
+            staged,
             idx_mapping,
             query_start_loc,
             positions,
@@ -225,7 +245,7 @@ class TritonBackend(Backend):
 
     def _step(
         self,
-        writes: StagedWrites | None = None,
+        staged: HostRows | None = None,
         idx_mapping: torch.Tensor | None = None,
         query_start_loc: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
@@ -236,7 +256,7 @@ class TritonBackend(Backend):
         out: Sequence[torch.Tensor] | None = None,
     ) -> None:
         layout, slots = self.layout, self.slot_mappings
-        num_reqs = 0 if idx_mapping is None else idx_mapping.shape[0]
+        num_reqs = 0 if idx_mapping is None else idx_mapping.numel()
         gathered, num_slots = self.input_arena, 0
         if out is not None:
             gathered, num_slots = self._out_table(out), num_reqs_padded
@@ -246,21 +266,19 @@ class TritonBackend(Backend):
             if self.is_capturing():
                 self._captured_rows = max(self._captured_rows, num_reqs)
         num_gather = plan.ceil_div(num_slots, plan.SLOTS) * self._helpers
-        tokens = TokenPlan(False, 0, 0, 1, 0)
+        tokens = _NO_TOKENS
         if query_start_loc is not None:
-            capacity = layout.max_num_batched_tokens
-            tokens = plan.plan_tokens(num_reqs, num_tokens_padded, capacity, plan.STEP_TILE)
+            tokens = self._step_tokens(num_reqs, num_tokens_padded)
         packet, written, write_chunks = self._no_packet, 0, 0
-        if writes is not None:
-            packet = self.upload(writes)
-            written = len(writes.rows)
-            longest = int(writes.counts.max(initial=0))
+        if staged is not None:
+            packet, longest = self.upload(staged.packet_size, staged.pack)
+            written = staged.num_staged_rows
             write_chunks = plan.write_chunks(longest)
         num_write = plan.ceil_div(written, plan.RECORDS) * write_chunks
         replay = replay_start is not None and layout.replay_window > 0
         null_columns = num_computed_tokens is not None and not self._sharded
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
-        launch = self._step_launch(index_dtype, slots.dtype, replay, out is not None)
+        launch = self._step_launch(index_dtype, layout.slot_dtype, replay, out is not None)
         nothing = self._no_packet
         tensors = (
             slots,
@@ -273,10 +291,10 @@ class TritonBackend(Backend):
             packet,
         )
         numbers = (
-            slots.stride(0),
+            self._slot_stride,
             layout.max_num_batched_tokens,
             num_reqs,
-            0 if positions is None else positions.shape[0],
+            0 if positions is None else positions.numel(),
             num_slots,
             self._helpers,
             int(null_columns),
@@ -291,8 +309,20 @@ class TritonBackend(Backend):
         programs = num_gather + tokens.num_tiles + tokens.num_pad + num_write
         if programs:
             launch(programs, tensors, numbers)
-        if writes is not None:
+        if staged is not None:
             self.uploaded_packet_used()
+
+    def _step_tokens(self, num_reqs: int, num_tokens: int) -> TokenPlan:
+        """The token plan of a step; making it anew costs as much as all checks together."""
+        sizes = (num_reqs, num_tokens)
+        tokens = self._token_plans.get(sizes)
+        if tokens is None:
+            if len(self._token_plans) >= KEPT_PLANS:
+                self._token_plans.clear()
+            capacity = self.layout.max_num_batched_tokens
+            tokens = plan.plan_tokens(num_reqs, num_tokens, capacity, plan.STEP_TILE)
+            self._token_plans[sizes] = tokens
+        return tokens
 
     def _out_table(self, out: Sequence[torch.Tensor]) -> torch.Tensor:
         """Address, stride and width of each caller's table, on the device."""

@@ -14,6 +14,7 @@ from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import BlockTableError
 from fused_slots.groups import KVCacheGroup
 from fused_slots.reference import map_token
+from fused_slots.rows import NATIVE, host_half
 from fused_slots.vllm.scheduler_recording import VLLM_VERSION
 
 PACKAGES = ("torch", "numpy", "triton", "triton-ascend", "torch-npu", "vllm", "vllm-ascend")
@@ -27,6 +28,7 @@ class Diagnosis:
 
     versions: dict[str, str]
     backends: dict[str, str]
+    staging: str
     environment: dict[str, str]
     problems: list[str]
 
@@ -47,7 +49,7 @@ def diagnose() -> Diagnosis:
     if backends["cpu"] != "works":
         problems.append(f"The CPU backend does not work: {backends['cpu']}")
     problems += package_problems(versions, torch.cuda.is_available())
-    return Diagnosis(versions, backends, environment, problems)
+    return Diagnosis(versions, backends, _staging_half(), environment, problems)
 
 
 def package_problems(versions: dict[str, str], has_cuda_device: bool) -> list[str]:
@@ -89,6 +91,15 @@ def installed_version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return MISSING
+
+
+def _staging_half() -> str:
+    """Where appends are staged, and why there."""
+    try:
+        half = host_half()
+    except BlockTableError as error:
+        return f"not usable: {error}"
+    return half if NATIVE else f"{half} (the native half was not compiled)"
 
 
 def _try_device(device: str) -> str:

@@ -1,4 +1,4 @@
-"""Tiles of tokens to slots, and the padding behind them: device functions only (formula: mapping.py).
+"""Tiles of tokens to slots, and the padding behind them: device functions only (see mapping.py).
 
 A program takes TILE consecutive tokens of one group and finds each token's request itself, so no
 mix of short and long requests starves a program.

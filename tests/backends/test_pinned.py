@@ -10,7 +10,6 @@ import torch
 
 from fused_slots import ContextParallel, KVCacheGroup
 from fused_slots.backends import pinned
-from fused_slots.backends.packet import pack_writes, packet_size
 from fused_slots.backends.pinned import MARK_EVERY, RING_SIZE, PinnedRing
 from fused_slots.layout import TableLayout
 from fused_slots.rows import HostRows
@@ -19,16 +18,33 @@ GROUPS = (KVCacheGroup(16, 4096), KVCacheGroup(32, 64, kernel_block_size=16))
 CPU = torch.device("cpu")
 
 
+class Device:
+    """The device is current inside of this; tells whether it is."""
+
+    current: torch.device | None = None
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        Device.current = self.device
+
+    def __exit__(self, *_: object) -> None:
+        Device.current = None
+
+
 class Event:
     """Counts what the ring asks of it."""
 
     made: list[Event] = []  # noqa: RUF012 - emptied by the fixture
 
     def __init__(self) -> None:
+        assert Device.current == CPU
         self.recorded = self.waited = 0
         Event.made.append(self)
 
     def record(self) -> None:
+        assert Device.current == CPU
         self.recorded += 1
 
     def synchronize(self) -> None:
@@ -55,20 +71,20 @@ def layout() -> TableLayout:
 
 def test_a_packet_is_reused_only_after_the_event_behind_it() -> None:
     sizes = layout()
-    rows, ring = HostRows(sizes), PinnedRing(sizes, CPU, new_event=Event)
+    rows, ring = HostRows(sizes), PinnedRing(CPU, new_event=Event, on_device=Device)
     copies = []
     for step in range(3 * RING_SIZE):
         segment = step % RING_SIZE // MARK_EVERY
         rows.stage(step % 4, [[step], [step + 1]], True, False)
-        writes = rows.collect()
-        rows.clear()
+        expected = np.empty(rows.packet_size, dtype=np.int32)
+        longest = rows.pack(expected)
         lap = step // RING_SIZE
-        copy = ring.upload(writes)
+        copy, packed = ring.upload(rows.packet_size, rows.pack)
+        rows.clear()
+        assert packed == longest == 2
         if lap:
             # The event of this segment was recorded once a lap, and waited for before reuse.
             assert Event.made[segment].waited == lap
-        expected = np.empty(packet_size(writes, sizes), dtype=np.int32)
-        pack_writes(writes, sizes, expected)
         assert copy[: len(expected)].tolist() == expected.tolist()
         copies.append(copy.data_ptr())
         ring.mark_used()
@@ -79,15 +95,14 @@ def test_a_packet_is_reused_only_after_the_event_behind_it() -> None:
 
 def test_a_packet_grows_with_its_writes_and_keeps_its_size() -> None:
     sizes = layout()
-    rows, ring = HostRows(sizes), PinnedRing(sizes, CPU, new_event=Event)
+    rows, ring = HostRows(sizes), PinnedRing(CPU, new_event=Event, on_device=Device)
     lengths = []
     for blocks in (1, 3000, 2):
         for _ in range(RING_SIZE):
             rows.stage(0, [list(range(blocks)), []], True, False)
-            writes = rows.collect()
+            copy, _ = ring.upload(rows.packet_size, rows.pack)
+            assert copy[: rows.packet_size][-blocks:].tolist() == list(range(blocks))
             rows.clear()
-            copy = ring.upload(writes)
-            assert copy[: packet_size(writes, sizes)][-blocks:].tolist() == list(range(blocks))
             ring.mark_used()
         lengths.append(len(copy))
     assert lengths == [512, 4096, 4096]

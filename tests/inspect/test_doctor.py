@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fused_slots import env
+from fused_slots import env, rows
 from fused_slots.backends.cpu import CpuBackend
 from fused_slots.inspect import doctor
 from fused_slots.inspect.doctor import MISSING, diagnose, installed_version, package_problems
+from tests.host_halves import HALVES
 
 HEALTHY = {
     **dict.fromkeys(doctor.PACKAGES, MISSING),
@@ -22,6 +23,20 @@ def test_this_machine_works_on_the_cpu() -> None:
     assert diagnosis.backends["cpu"] == "works"
     assert diagnosis.versions["torch"] == installed_version("torch")
     assert set(diagnosis.environment) == {variable.name for variable in env.VARIABLES}
+
+
+def test_the_half_that_stages_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for half in HALVES:
+        monkeypatch.setenv("FUSED_SLOTS_HOST", half)
+        assert diagnose().staging.split()[0] == half
+    monkeypatch.setattr(rows, "NATIVE", False)
+    monkeypatch.setattr(doctor, "NATIVE", False)
+    monkeypatch.setenv("FUSED_SLOTS_HOST", "auto")
+    assert diagnose().staging == "python (the native half was not compiled)"
+    monkeypatch.setenv("FUSED_SLOTS_HOST", "native")
+    diagnosis = diagnose()
+    assert diagnosis.staging.startswith("not usable: FUSED_SLOTS_HOST=native: expected")
+    assert any("FUSED_SLOTS_HOST=native" in problem for problem in diagnosis.problems)
 
 
 def test_bad_setting_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

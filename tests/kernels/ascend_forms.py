@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fused_slots import AscendBlockTables
@@ -17,8 +19,8 @@ from fused_slots.backends.launch import (
     Launcher,
     Variant,
 )
+from fused_slots.backends.triton_backend import T
 from fused_slots.faults import ConfigurationError
-from fused_slots.staging import StagedWrites
 from tests.configuration import Config, Target, make_manager
 from tests.simulator import Report, SimulationError, simulate
 
@@ -29,10 +31,11 @@ class HostAscend(AscendOperations):
     def count_cores(self) -> int:
         return 40
 
-    def upload(self, writes: StagedWrites) -> torch.Tensor:
-        packet = torch.full((self._packer.size(writes, self.layout),), -77, dtype=torch.int32)
-        self._packer.pack(writes, self.layout, packet.numpy())
-        return packet
+    def upload(
+        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
+    ) -> tuple[torch.Tensor, T]:
+        packet = torch.full((size,), -77, dtype=torch.int32)
+        return packet, fill(packet.numpy())
 
     def uploaded_packet_used(self) -> None:
         """Nothing: every packet is used once."""

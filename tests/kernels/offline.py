@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fused_slots import AscendBlockTables, block_tables
@@ -21,8 +23,7 @@ from fused_slots.backends.launch import (
     Variant,
     kernel_source,
 )
-from fused_slots.backends.triton_backend import TritonBackend
-from fused_slots.staging import StagedWrites
+from fused_slots.backends.triton_backend import T, TritonBackend
 
 TARGETS = {"sm_80": 80, "sm_90": 90}
 """Compute capabilities that kernels are compiled for."""
@@ -122,8 +123,10 @@ def offline_backend(make: Any) -> type[TritonBackend]:
             launcher: Launcher = make()
             return launcher
 
-        def upload(self, writes: StagedWrites) -> torch.Tensor:
-            return self._no_packet
+        def upload(
+            self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
+        ) -> tuple[torch.Tensor, T]:
+            return self._no_packet, fill(np.empty(size, dtype=np.int32))
 
         def uploaded_packet_used(self) -> None:
             pass

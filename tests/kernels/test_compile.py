@@ -20,6 +20,7 @@ from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Varian
 from tests.kernels.offline import TARGETS, OfflineLauncher, make_offline
 from tests.kernels.resources import CONFIGURATIONS, compiled, compiler, recorded, worse
 
+
 @pytest.fixture(scope="module", params=[*CONFIGURATIONS])
 def configuration(request: pytest.FixtureRequest) -> str:
     name: str = request.param

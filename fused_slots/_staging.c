@@ -1,0 +1,625 @@
+/* The native half of fused_slots/rows.py: stage one request's blocks, pack a step's packet.
+
+   It does what fused_slots/staging_python.py does, with the same results. Calls that hold anything
+   but plain ints in lists or tuples, or anything wrong, go to `plain` (block_ids.plain_request),
+   which raises the error or returns the same request in plain form.
+
+   Between the checks of a call and its effects no Python code runs and the interpreter's lock is
+   held, so a call is done whole or not at all. Rows, lengths and ids are int32; sums are int64. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    int64_t columns_per_block;
+    int64_t width;
+    int64_t max_block_id;
+} Group;
+
+/* Ids of one group that one call appended to one row. */
+typedef struct {
+    Py_ssize_t record;
+    Py_ssize_t group;
+    Py_ssize_t length;
+} Run;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *plain;
+    Py_buffer lengths;     /* int32 [max_num_reqs, num_groups], filled columns */
+    Py_buffer generations; /* int32 [max_num_reqs] */
+    Py_buffer largest_ids; /* int32 [num_groups] */
+    Py_ssize_t num_groups;
+    Py_ssize_t max_num_reqs;
+    Group *groups;
+    int32_t *largest_of_call; /* [num_groups] */
+    /* A record is a row with staged writes, numbered in the order of their first calls. */
+    int32_t *record_of_row; /* [max_num_reqs], -1 = none */
+    int32_t *row_of_record; /* [max_num_reqs] */
+    Py_ssize_t *first_run;  /* [max_num_reqs], by record: an overwrite voids the runs before it */
+    int64_t *counts;        /* [max_num_reqs, num_groups], by record: staged columns */
+    int64_t *ends;          /* [max_num_reqs, num_groups], by record: where `pack` writes next */
+    Py_ssize_t num_records;
+    int64_t num_columns; /* the sum of counts */
+    Run *runs;
+    Py_ssize_t num_runs, run_capacity;
+    int32_t *ids; /* allocation block ids, run after run, those of void runs included */
+    Py_ssize_t num_ids, id_capacity;
+} Staging;
+
+/* Drop void runs and their ids. */
+static void
+compact(Staging *self)
+{
+    Py_ssize_t runs = 0, ids = 0, source = 0;
+    for (Py_ssize_t i = 0; i < self->num_runs; i++) {
+        Run run = self->runs[i];
+        if (i >= self->first_run[run.record]) {
+            memmove(self->ids + ids, self->ids + source, (size_t)run.length * sizeof(int32_t));
+            self->runs[runs++] = run;
+            ids += run.length;
+        }
+        source += run.length;
+    }
+    memset(self->first_run, 0, (size_t)self->num_records * sizeof(Py_ssize_t));
+    self->num_runs = runs;
+    self->num_ids = ids;
+}
+
+/* `items` with room for `more` behind `used`: moved to twice that size unless half of it is free,
+   so that the work of `reserve` is paid for by the calls before it. NULL: no memory. */
+static void *
+with_room(void *items, Py_ssize_t *capacity, Py_ssize_t used, Py_ssize_t more, size_t item_size)
+{
+    Py_ssize_t limit = PY_SSIZE_T_MAX / (Py_ssize_t)item_size / 2;
+    if (more > limit || used > limit - more) {
+        return PyErr_NoMemory();
+    }
+    Py_ssize_t needed = used + more;
+    if (items != NULL && needed <= *capacity / 2) {
+        return items;
+    }
+    void *grown = PyMem_Realloc(items, 2 * (size_t)needed * item_size);
+    if (grown == NULL) {
+        return PyErr_NoMemory();
+    }
+    *capacity = 2 * needed;
+    return grown;
+}
+
+static int
+reserve(Staging *self, Py_ssize_t more_runs, Py_ssize_t more_ids)
+{
+    if (more_runs <= self->run_capacity - self->num_runs
+        && more_ids <= self->id_capacity - self->num_ids) {
+        return 0;
+    }
+    compact(self);
+    Run *runs = with_room(self->runs, &self->run_capacity, self->num_runs, more_runs, sizeof(Run));
+    if (runs == NULL) {
+        return -1;
+    }
+    self->runs = runs;
+    int32_t *ids
+        = with_room(self->ids, &self->id_capacity, self->num_ids, more_ids, sizeof(int32_t));
+    if (ids == NULL) {
+        return -1;
+    }
+    self->ids = ids;
+    return 0;
+}
+
+/* Empty a row; runs already staged for it are void. */
+static void
+start_anew(Staging *self, Py_ssize_t row)
+{
+    int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
+    int32_t *generation = (int32_t *)self->generations.buf + row;
+    for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+        lengths[g] = 0;
+    }
+    *generation = (int32_t)((uint32_t)*generation + 1u);
+    Py_ssize_t record = self->record_of_row[row];
+    if (record < 0) {
+        return;
+    }
+    self->first_run[record] = self->num_runs;
+    for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+        int64_t *count = &self->counts[record * self->num_groups + g];
+        self->num_columns -= *count;
+        *count = 0;
+    }
+}
+
+static Py_ssize_t
+record_of(Staging *self, Py_ssize_t row)
+{
+    Py_ssize_t record = self->record_of_row[row];
+    if (record < 0) {
+        record = self->num_records++;
+        self->record_of_row[row] = (int32_t)record;
+        self->row_of_record[record] = (int32_t)row;
+        self->first_run[record] = 0;
+        for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+            self->counts[record * self->num_groups + g] = 0;
+        }
+    }
+    return record;
+}
+
+/* The length of a list or tuple, -1 for anything else. */
+static Py_ssize_t
+plain_length(PyObject *items)
+{
+    if (PyList_CheckExact(items)) {
+        return PyList_Size(items);
+    }
+    return PyTuple_CheckExact(items) ? PyTuple_Size(items) : -1;
+}
+
+/* A borrowed item of what `plain_length` knows. */
+static PyObject *
+plain_item(PyObject *items, Py_ssize_t i)
+{
+    return PyList_CheckExact(items) ? PyList_GetItem(items, i) : PyTuple_GetItem(items, i);
+}
+
+/* An int in [0, maximum], -1 for anything else: bools are not of exactly this type. */
+static int64_t
+plain_int(PyObject *value, int64_t maximum)
+{
+    if (!PyLong_CheckExact(value)) {
+        return -1;
+    }
+    int overflow;
+    long number = PyLong_AsLongAndOverflow(value, &overflow);
+    return overflow || number < 0 || number > maximum ? -1 : number;
+}
+
+/* Copy one group's ids behind those staged; 0: one of them is no id of the group. */
+static int
+copy_ids(Staging *self, PyObject *group_ids, Py_ssize_t g, int redirect, Py_ssize_t at)
+{
+    int64_t maximum = self->groups[g].max_block_id;
+    int32_t largest = 0, *ids = self->ids + at;
+    Py_ssize_t length = plain_length(group_ids);
+    for (Py_ssize_t i = 0; i < length; i++) {
+        int64_t block_id = plain_int(plain_item(group_ids, i), maximum);
+        if (block_id < 0) {
+            return 0;
+        }
+        ids[i] = redirect ? 0 : (int32_t)block_id;
+        largest = ids[i] > largest ? ids[i] : largest;
+    }
+    self->largest_of_call[g] = largest;
+    return 1;
+}
+
+/* 1: staged; 0: not in plain form, or wrong, nothing changed; -1: an exception, nothing changed. */
+static int
+try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObject *overwrite,
+             int redirect)
+{
+    int64_t row = plain_int(req_index, (int64_t)self->max_num_reqs - 1);
+    if (row < 0 || (overwrite != Py_True && overwrite != Py_False)
+        || plain_length(new_block_ids) != self->num_groups) {
+        return 0;
+    }
+    int anew = overwrite == Py_True;
+    int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
+    Py_ssize_t num_runs = 0, num_ids = 0;
+    for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+        Py_ssize_t length = plain_length(plain_item(new_block_ids, g));
+        int64_t room = self->groups[g].width - (anew ? 0 : lengths[g]);
+        if (length < 0 || length > room / self->groups[g].columns_per_block) {
+            return 0;
+        }
+        if (length > PY_SSIZE_T_MAX - num_ids) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        num_runs += length > 0;
+        num_ids += length;
+    }
+    if (reserve(self, num_runs, num_ids) < 0) {
+        return -1;
+    }
+    Py_ssize_t at = self->num_ids;
+    for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+        PyObject *group_ids = plain_item(new_block_ids, g);
+        if (!copy_ids(self, group_ids, g, redirect, at)) {
+            return 0;
+        }
+        at += plain_length(group_ids);
+    }
+    /* Nothing fails from here on. */
+    if (anew) {
+        start_anew(self, (Py_ssize_t)row);
+    }
+    else if (num_ids == 0) {
+        return 1;
+    }
+    Py_ssize_t record = record_of(self, (Py_ssize_t)row);
+    int32_t *largest_ids = self->largest_ids.buf;
+    for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+        Py_ssize_t length = plain_length(plain_item(new_block_ids, g));
+        if (length == 0) {
+            continue;
+        }
+        int64_t columns = length * self->groups[g].columns_per_block;
+        self->runs[self->num_runs++] = (Run){record, g, length};
+        self->counts[record * self->num_groups + g] += columns;
+        self->num_columns += columns;
+        lengths[g] = (int32_t)(lengths[g] + columns);
+        if (self->largest_of_call[g] > largest_ids[g]) {
+            largest_ids[g] = self->largest_of_call[g];
+        }
+    }
+    self->num_ids = at;
+    return 1;
+}
+
+/* Stage what `plain` makes of a request that is not in plain form. */
+static int
+stage_in_plain_form(Staging *self, PyObject *const *args, int redirect)
+{
+    PyObject *request
+        = PyObject_CallFunctionObjArgs(self->plain, args[0], args[1], args[2], NULL);
+    if (request == NULL) {
+        return -1;
+    }
+    int staged = 0;
+    if (PyTuple_CheckExact(request) && PyTuple_Size(request) == 3) {
+        staged = try_to_stage(self, PyTuple_GetItem(request, 0), PyTuple_GetItem(request, 1),
+                              PyTuple_GetItem(request, 2), redirect);
+    }
+    Py_DECREF(request);
+    if (staged == 0) {
+        PyErr_SetString(PyExc_RuntimeError, "a request in plain form was not accepted");
+    }
+    return staged == 1 ? 0 : -1;
+}
+
+static PyObject *
+staging_stage(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+{
+    Staging *self = (Staging *)object;
+    if (num_args != 4) {
+        PyErr_Format(PyExc_TypeError, "stage takes 4 arguments, got %zd", num_args);
+        return NULL;
+    }
+    int redirect = PyObject_IsTrue(args[3]);
+    if (redirect < 0) {
+        return NULL;
+    }
+    int staged = try_to_stage(self, args[0], args[1], args[2], redirect);
+    if (staged < 0 || (staged == 0 && stage_in_plain_form(self, args, redirect) < 0)) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+staging_clear(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    Staging *self = (Staging *)object;
+    for (Py_ssize_t record = 0; record < self->num_records; record++) {
+        self->record_of_row[self->row_of_record[record]] = -1;
+    }
+    self->num_records = self->num_runs = self->num_ids = 0;
+    self->num_columns = 0;
+    Py_RETURN_NONE;
+}
+
+/* int32 elements before the column ids of a packet. */
+static int64_t
+num_fields(const Staging *self)
+{
+    return self->max_num_reqs + self->num_records * (2 + 3 * (int64_t)self->num_groups);
+}
+
+/* Write the packet's column ids, each run behind the runs of its row and group before it. */
+static void
+pack_ids(Staging *self, int32_t *packed)
+{
+    const int32_t *ids = self->ids;
+    for (Py_ssize_t i = 0; i < self->num_runs; i++) {
+        Run run = self->runs[i];
+        if (i >= self->first_run[run.record]) {
+            int64_t n = self->groups[run.group].columns_per_block;
+            int64_t *end = &self->ends[run.record * self->num_groups + run.group];
+            int32_t *column = packed + *end;
+            *end += run.length * n;
+            if (n == 1) {
+                memcpy(column, ids, (size_t)run.length * sizeof(int32_t));
+            }
+            else {
+                for (Py_ssize_t k = 0; k < run.length; k++) {
+                    for (int64_t part = 0; part < n; part++) {
+                        *column++ = (int32_t)(ids[k] * n + part);
+                    }
+                }
+            }
+        }
+        ids += run.length;
+    }
+}
+
+/* Write the packet (fused_slots/packet.py); returns the columns of the longest record. */
+static int64_t
+pack_into(Staging *self, int32_t *packet)
+{
+    int32_t *lines = packet + self->max_num_reqs;
+    int32_t *fields = lines + 2 * self->num_records;
+    const int32_t *generations = self->generations.buf;
+    int64_t offset = 0, longest = 0;
+    memcpy(packet, self->record_of_row, (size_t)self->max_num_reqs * sizeof(int32_t));
+    for (Py_ssize_t record = 0; record < self->num_records; record++) {
+        int32_t row = self->row_of_record[record];
+        const int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
+        *lines++ = row;
+        *lines++ = generations[row];
+        for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+            int64_t count = self->counts[record * self->num_groups + g];
+            *fields++ = (int32_t)(lengths[g] - count);
+            *fields++ = lengths[g];
+            *fields++ = (int32_t)offset;
+            self->ends[record * self->num_groups + g] = offset;
+            offset += count;
+            longest = count > longest ? count : longest;
+        }
+    }
+    pack_ids(self, fields);
+    return longest;
+}
+
+/* An aligned, contiguous, writable buffer; -1: an exception. */
+static int
+get_buffer(PyObject *object, Py_buffer *view, size_t alignment)
+{
+    if (PyObject_GetBuffer(object, view, PyBUF_WRITABLE) < 0) {
+        return -1;
+    }
+    if ((uintptr_t)view->buf % alignment != 0) {
+        PyBuffer_Release(view);
+        PyErr_SetString(PyExc_ValueError, "the buffer is not aligned");
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *
+staging_pack(PyObject *object, PyObject *packet)
+{
+    Staging *self = (Staging *)object;
+    Py_buffer view;
+    if (get_buffer(packet, &view, sizeof(int32_t)) < 0) {
+        return NULL;
+    }
+    /* Getting a buffer may run Python code, so the size is looked at behind it. */
+    int64_t size = num_fields(self) + self->num_columns;
+    PyObject *longest = NULL;
+    if (self->num_columns > INT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "more columns are staged than int32 offsets reach");
+    }
+    else if (view.len / (Py_ssize_t)sizeof(int32_t) < size) {
+        PyErr_SetString(PyExc_ValueError, "the packet is too small");
+    }
+    else {
+        longest = PyLong_FromLongLong(pack_into(self, view.buf));
+    }
+    PyBuffer_Release(&view);
+    return longest;
+}
+
+static PyObject *
+staging_pending(PyObject *object, void *Py_UNUSED(unused))
+{
+    return PyBool_FromLong(((Staging *)object)->num_records > 0);
+}
+
+static PyObject *
+staging_packet_size(PyObject *object, void *Py_UNUSED(unused))
+{
+    Staging *self = (Staging *)object;
+    return PyLong_FromLongLong(num_fields(self) + self->num_columns);
+}
+
+static PyObject *
+staging_num_rows(PyObject *object, void *Py_UNUSED(unused))
+{
+    return PyLong_FromSsize_t(((Staging *)object)->num_records);
+}
+
+static PyObject *
+staging_rows(PyObject *object, void *Py_UNUSED(unused))
+{
+    Staging *self = (Staging *)object;
+    PyObject *rows = PyList_New(0);
+    for (Py_ssize_t record = 0; rows != NULL && record < self->num_records; record++) {
+        PyObject *row = PyLong_FromLong(self->row_of_record[record]);
+        if (row == NULL || PyList_Append(rows, row) < 0) {
+            Py_CLEAR(rows);
+        }
+        Py_XDECREF(row);
+    }
+    return rows;
+}
+
+/* Copy the groups' limits, int64 [num_groups, 3]; -1: an exception. */
+static int
+set_groups(Staging *self, const Py_buffer *limits)
+{
+    self->num_groups = limits->len / (Py_ssize_t)sizeof(Group);
+    self->groups = PyMem_Malloc((size_t)limits->len);
+    if (self->groups == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memcpy(self->groups, limits->buf, (size_t)self->num_groups * sizeof(Group));
+    for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+        Group group = self->groups[g];
+        if (group.columns_per_block < 1 || group.width < 0 || group.width > INT32_MAX
+            || group.max_block_id < 0
+            || group.max_block_id > (INT32_MAX - (group.columns_per_block - 1))
+                                        / group.columns_per_block) {
+            PyErr_SetString(PyExc_ValueError, "a limit is outside int32");
+            return -1;
+        }
+    }
+    return 0;
+}
+
+/* Allocate what has one size for life; -1: an exception. */
+static int
+allocate(Staging *self)
+{
+    size_t num_rows = (size_t)self->max_num_reqs, num_groups = (size_t)self->num_groups;
+    if (self->max_num_reqs > INT32_MAX || self->num_groups > INT32_MAX
+        || self->lengths.len / (Py_ssize_t)sizeof(int32_t)
+               != (int64_t)self->max_num_reqs * self->num_groups
+        || self->largest_ids.len / (Py_ssize_t)sizeof(int32_t) != self->num_groups) {
+        PyErr_SetString(PyExc_ValueError, "the buffers' sizes do not agree");
+        return -1;
+    }
+    self->largest_of_call = PyMem_Calloc(num_groups, sizeof(int32_t));
+    self->record_of_row = PyMem_Calloc(num_rows, sizeof(int32_t));
+    self->row_of_record = PyMem_Calloc(num_rows, sizeof(int32_t));
+    self->first_run = PyMem_Calloc(num_rows, sizeof(Py_ssize_t));
+    self->counts = PyMem_Calloc(num_rows * num_groups, sizeof(int64_t));
+    self->ends = PyMem_Calloc(num_rows * num_groups, sizeof(int64_t));
+    if (self->largest_of_call == NULL || self->record_of_row == NULL || self->row_of_record == NULL
+        || self->first_run == NULL || self->counts == NULL || self->ends == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t row = 0; row < self->max_num_reqs; row++) {
+        self->record_of_row[row] = -1;
+    }
+    return reserve(self, 1, 1);
+}
+
+static PyObject *
+staging_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *plain, *lengths, *generations, *largest_ids, *limits;
+    if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
+        PyErr_SetString(PyExc_TypeError, "Staging takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "OOOOO", &plain, &lengths, &generations, &largest_ids, &limits)) {
+        return NULL;
+    }
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Staging *self = (Staging *)alloc(type, 0); /* zeros, so that a half-made one can be freed */
+    if (self == NULL) {
+        return NULL;
+    }
+    Py_INCREF(plain);
+    self->plain = plain;
+    Py_buffer view;
+    if (get_buffer(limits, &view, sizeof(int64_t)) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    int failed = set_groups(self, &view);
+    PyBuffer_Release(&view);
+    if (failed < 0 || get_buffer(lengths, &self->lengths, sizeof(int32_t)) < 0
+        || get_buffer(generations, &self->generations, sizeof(int32_t)) < 0
+        || get_buffer(largest_ids, &self->largest_ids, sizeof(int32_t)) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->max_num_reqs = self->generations.len / (Py_ssize_t)sizeof(int32_t);
+    if (allocate(self) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void
+staging_dealloc(PyObject *object)
+{
+    Staging *self = (Staging *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyBuffer_Release(&self->lengths);
+    PyBuffer_Release(&self->generations);
+    PyBuffer_Release(&self->largest_ids);
+    PyMem_Free(self->groups);
+    PyMem_Free(self->largest_of_call);
+    PyMem_Free(self->record_of_row);
+    PyMem_Free(self->row_of_record);
+    PyMem_Free(self->first_run);
+    PyMem_Free(self->counts);
+    PyMem_Free(self->ends);
+    PyMem_Free(self->runs);
+    PyMem_Free(self->ids);
+    Py_XDECREF(self->plain);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef staging_methods[] = {
+    /* Through void (*)(void), as a fastcall function has another type than the table's entry. */
+    {"stage", (PyCFunction)(void (*)(void))staging_stage, METH_FASTCALL, NULL},
+    {"clear", staging_clear, METH_NOARGS, NULL},
+    {"pack", staging_pack, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef staging_properties[] = {
+    {"pending", staging_pending, NULL, NULL, NULL},
+    {"packet_size", staging_packet_size, NULL, NULL, NULL},
+    {"rows", staging_rows, NULL, NULL, NULL},
+    {"num_rows", staging_num_rows, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot staging_slots[] = {
+    {Py_tp_new, staging_new},
+    {Py_tp_dealloc, staging_dealloc},
+    {Py_tp_methods, staging_methods},
+    {Py_tp_getset, staging_properties},
+    {0, NULL},
+};
+
+static PyType_Spec staging_spec = {
+    .name = "fused_slots._staging.Staging",
+    .basicsize = sizeof(Staging),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = staging_slots,
+};
+
+static int
+add_type(PyObject *module)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, &staging_spec, NULL);
+    if (type == NULL) {
+        return -1;
+    }
+    int failed = PyModule_AddType(module, (PyTypeObject *)type);
+    Py_DECREF(type);
+    return failed;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, add_type},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "fused_slots._staging",
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC
+PyInit__staging(void)
+{
+    return PyModuleDef_Init(&module_definition);
+}

@@ -1,0 +1,36 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fused_slots.block_ids import PlainRequest
+
+class Staging:
+    def __new__(
+        cls,
+        plain: Callable[[Any, Any, Any], PlainRequest],
+        lengths: npt.NDArray[np.int32],
+        generations: npt.NDArray[np.int32],
+        largest_ids: npt.NDArray[np.int32],
+        limits: npt.NDArray[np.int64],
+        /,
+    ) -> Staging: ...
+    @property
+    def pending(self) -> bool: ...
+    @property
+    def packet_size(self) -> int: ...
+    @property
+    def rows(self) -> list[int]: ...
+    @property
+    def num_rows(self) -> int: ...
+    def stage(
+        self,
+        req_index: int,
+        new_block_ids: Sequence[Sequence[int]],
+        overwrite: bool,
+        redirect_to_null_block: bool,
+        /,
+    ) -> None: ...
+    def pack(self, packet: npt.NDArray[np.int32], /) -> int: ...
+    def clear(self) -> None: ...

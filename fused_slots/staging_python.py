@@ -1,0 +1,175 @@
+"""The half of fused_slots/rows.py in Python, for installations without the native half.
+
+It does what fused_slots/_staging.c does, with the same results.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from fused_slots.block_ids import plain_request
+from fused_slots.layout import TableLayout
+from fused_slots.packet import pack_writes
+from fused_slots.staging import merge_runs
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class PythonStaging:
+    """Staged writes as runs: ids of one group that one call appended to one row.
+
+    Args:
+        layout: the manager's sizes.
+        lengths: int32 [max_num_reqs, G], filled columns; kept up to date.
+        generations: int32 [max_num_reqs], how often each row was started anew; likewise.
+        largest_ids: int32 [G], the largest allocation block id ever staged; likewise.
+    """
+
+    def __init__(
+        self,
+        layout: TableLayout,
+        lengths: Int32Array,
+        generations: Int32Array,
+        largest_ids: Int32Array,
+    ) -> None:
+        self._layout = layout
+        self._num_groups = layout.num_groups
+        self._max_num_reqs = layout.max_num_reqs
+        self._columns_per_block = [group.columns_per_block for group in layout.groups]
+        self._widths = list(layout.widths)
+        self._max_block_ids = list(layout.max_block_ids)
+        self._plain = partial(plain_request, layout, lengths)
+        self._lengths = lengths
+        self._generations = generations
+        # The same memory; a Python int goes in and out of it three times as fast.
+        self._flat_lengths = lengths.reshape(-1).data
+        self._largest_ids = largest_ids.data
+        self.clear()
+
+    @property
+    def pending(self) -> bool:
+        """Whether writes are staged."""
+        return bool(self._records)
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows with staged writes, in the order of their first calls."""
+        return list(self._records)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of `rows`."""
+        return len(self._records)
+
+    @property
+    def packet_size(self) -> int:
+        """int32 elements of the packet."""
+        fields = self._max_num_reqs + len(self._records) * (2 + 3 * self._num_groups)
+        n = self._columns_per_block
+        runs = zip(self._runs[1::3], self._runs[2::3], strict=True)
+        return fields + sum(length * n[g] for g, length in runs)
+
+    def stage(
+        self,
+        req_index: int,
+        new_block_ids: Sequence[Sequence[int]],
+        overwrite: bool,
+        redirect_to_null_block: bool,
+    ) -> None:
+        """See `fused_slots.staging.Staging.stage`."""
+        runs = self._runs_of(req_index, new_block_ids, overwrite)
+        if runs is None:
+            req_index, new_block_ids, overwrite = self._plain(req_index, new_block_ids, overwrite)
+            runs = self._runs_of(req_index, new_block_ids, overwrite)
+            assert runs is not None, "a request in plain form was not accepted"
+        if overwrite:
+            self._start_anew(req_index)
+        elif not runs:
+            return
+        first = req_index * self._num_groups
+        lengths, largest_ids = self._flat_lengths, self._largest_ids
+        record = self._records.setdefault(req_index, len(self._records))
+        for g, group_ids, end, largest in runs:
+            if redirect_to_null_block:
+                self._ids.extend([0] * len(group_ids))
+            else:
+                self._ids.extend(group_ids)
+                if largest > largest_ids[g]:
+                    largest_ids[g] = largest
+            self._runs += (record, g, len(group_ids))
+            lengths[first + g] = end
+
+    def pack(self, packet: Int32Array) -> int:
+        """See `fused_slots.staging.Staging.pack`."""
+        rows = np.fromiter(self._records, dtype=np.int64, count=len(self._records))
+        filled = self._lengths[rows]
+        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 3)
+        ids = np.array(self._ids, dtype=np.int32)
+        generations = self._generations[rows]
+        writes = merge_runs(rows, filled, runs, ids, self._columns_per_block, generations)
+        return pack_writes(writes, self._layout, packet)
+
+    def clear(self) -> None:
+        """Forget the staged writes."""
+        self._records: dict[int, int] = {}
+        self._runs: list[int] = []
+        self._ids = array("i")
+
+    def _runs_of(
+        self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool
+    ) -> list[tuple[int, Sequence[int], int, int]] | None:
+        """A call's runs as (group, ids, columns filled behind them, largest id).
+
+        None: it is not in plain form, or wrong.
+        """
+        if (
+            type(req_index) is not int
+            or not 0 <= req_index < self._max_num_reqs
+            or type(overwrite) is not bool
+            or type(new_block_ids) not in _LISTS
+            or len(new_block_ids) != self._num_groups
+        ):
+            return None
+        first, lengths = req_index * self._num_groups, self._flat_lengths
+        runs: list[tuple[int, Sequence[int], int, int]] = []
+        for g, group_ids in enumerate(new_block_ids):
+            if type(group_ids) not in _LISTS:
+                return None
+            if not group_ids:
+                continue
+            if len(group_ids) == 1 and type(group_ids[0]) is int:
+                smallest = largest = group_ids[0]
+            else:
+                # A bool or a float would pass the comparisons.
+                if not _INT.issuperset(map(type, group_ids)):
+                    return None
+                smallest, largest = min(group_ids), max(group_ids)
+            if smallest < 0 or largest > self._max_block_ids[g]:
+                return None
+            begin = 0 if overwrite else lengths[first + g]
+            end = begin + len(group_ids) * self._columns_per_block[g]
+            if end > self._widths[g]:
+                return None
+            runs.append((g, group_ids, end, largest))
+        return runs
+
+    def _start_anew(self, req_index: int) -> None:
+        """Empty a row; runs already staged for it are void."""
+        self._lengths[req_index] = 0
+        self._generations[req_index] += 1
+        record = self._records.get(req_index)
+        if record is None:
+            return
+        runs = np.array(self._runs, dtype=np.int32).reshape(-1, 3)
+        alive = runs[:, 0] != record
+        ids = np.array(self._ids, dtype=np.int32)[np.repeat(alive, runs[:, 2])]
+        self._runs, self._ids = runs[alive].ravel().tolist(), array("i", ids.tobytes())
+
+
+_INT = frozenset((int,))
+_LISTS = frozenset((list, tuple))

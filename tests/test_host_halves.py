@@ -1,0 +1,430 @@
+"""The native half of staging and the one in Python: equal in everything, and who chooses."""
+
+from __future__ import annotations
+
+import gc
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tracemalloc
+from array import array
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup, rows
+from fused_slots.faults import BackendUnavailableError, BlockTableError, ConfigurationError
+from fused_slots.layout import TableLayout
+from fused_slots.rows import HostRows, host_half
+from tests.host_halves import HALVES, staged_by
+from tests.test_injected_faults import run_without
+
+ROWS = 4
+GROUPS = (
+    KVCacheGroup(16, 6),
+    KVCacheGroup(32, 5, kernel_block_size=16),
+    KVCacheGroup(48, 2, kernel_block_size=16),
+)
+needs_native = pytest.mark.skipif("native" not in HALVES, reason="the native half is not built")
+
+
+def layout(num_groups: int = len(GROUPS), max_num_reqs: int = ROWS) -> TableLayout:
+    return TableLayout(
+        groups=GROUPS[:num_groups],
+        widths=(6, 10, 6)[:num_groups],
+        max_num_reqs=max_num_reqs,
+        max_num_batched_tokens=4,
+        context_parallel=ContextParallel(),
+        replay_window=0,
+        slot_dtype=torch.int64,
+        num_blocks=(30, None, 20)[:num_groups],
+    )
+
+
+def make_rows(half: str, **sizes: int) -> HostRows:
+    with staged_by(half):
+        return HostRows(layout(**sizes))
+
+
+class Index(int):
+    """An int of another type."""
+
+
+block_id = st.integers(0, 19)
+odd_id = st.one_of(
+    block_id.map(np.int32),
+    block_id.map(np.int64),
+    block_id.map(Index),
+    st.integers(),
+    st.sampled_from((-1, 20, 29, 30, 2**30, 2**31 - 1, 2**31, 2**63, 2**64, -(2**63))),
+    st.booleans(),
+    st.floats(),
+    st.none(),
+    st.text(max_size=1),
+)
+ids = st.lists(block_id, max_size=3)
+odd_ids = st.one_of(
+    st.lists(st.one_of(block_id, odd_id), max_size=4),
+    ids.map(tuple),
+    ids.map(lambda values: array("q", values)),
+    ids.map(np.array),
+    ids.map(lambda values: np.array(values, dtype=np.int32)),
+    st.integers(0, 8).map(range),
+    st.lists(block_id, max_size=14),
+    st.sampled_from((None, 5, "12", b"12", {1: 2}, np.array(3))),
+)
+lists = st.tuples(ids, ids, ids)
+odd_lists = st.one_of(
+    st.tuples(odd_ids, ids, odd_ids),
+    lists.map(list),
+    lists.map(lambda values: values[:2]),
+    st.sampled_from((None, 3, "abc", (), [[1]] * 4)),
+    st.just(np.arange(6).reshape(3, 2)),
+)
+row = st.integers(0, ROWS - 1)
+stages = st.tuples(
+    st.just("stage"),
+    st.one_of(row, row, row.map(np.int64), st.sampled_from((-1, ROWS, 2**70, True, None, 1.0))),
+    st.one_of(lists, lists, odd_lists),
+    st.one_of(st.booleans(), st.booleans(), st.sampled_from((np.True_, 0, None))),
+    st.booleans(),
+)
+calls = st.one_of(
+    stages,
+    stages,
+    stages,
+    stages,
+    st.sampled_from((("collect",), ("pack",), ("clear",))),
+    # Callers may shorten rows themselves (fused_slots/vllm/v1_storage.py).
+    st.tuples(st.just("cut"), row, st.integers(0, 2), st.integers(0, 2)),
+)
+
+
+def outcome(half: HostRows, call: tuple[Any, ...]) -> Any:
+    """Do a call; what it returned or raised, comparable."""
+    try:
+        if call[0] == "stage":
+            return half.stage(*call[1:])
+        if call[0] == "clear":
+            return half.clear()
+        if call[0] == "cut":
+            _, req_index, g, length = call
+            half.num_columns[g, req_index] = min(length, half.num_columns[g, req_index])
+            return None
+        if call[0] == "collect":
+            writes = vars(half.collect())
+            return {name: (values.dtype, values.tolist()) for name, values in writes.items()}
+        packet = np.full(half.packet_size + 2, -9, dtype=np.int32)
+        return half.pack(packet), packet.tolist()
+    except BlockTableError as error:
+        return type(error), str(error)
+
+
+def state(half: HostRows) -> dict[str, Any]:
+    return {
+        "lengths": half.num_columns.tolist(),
+        "largest": half.largest_ids,
+        "pending": half.pending,
+        "rows": (half.staged_rows, half.staging.rows, half.num_staged_rows),
+        "packet": outcome(half, ("pack",)),
+        "size": half.packet_size,
+    }
+
+
+@needs_native
+@settings(max_examples=400)
+@given(st.lists(calls, max_size=25))
+def test_any_calls_have_the_same_results_errors_and_packets(sequence: list[Any]) -> None:
+    native, python = make_rows("native"), make_rows("python")
+    for call in sequence:
+        assert outcome(native, call) == outcome(python, call), call
+        assert state(native) == state(python), call
+
+
+@needs_native
+def test_voided_runs_leave_the_others_as_they_were_when_memory_grows() -> None:
+    native, python = make_rows("native"), make_rows("python")
+    for step in range(400):
+        # Rows 0 to 2 are started anew again and again, row 3 keeps its first blocks.
+        row, fresh = (3, step < 40) if step % 10 == 0 else (step % 3, step % 7 < 3)
+        call = ("stage", row, [[step % 30], [step % 5] * (step % 2), []], fresh, False)
+        assert outcome(native, call) == outcome(python, call)
+        assert state(native) == state(python)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_packet_is_laid_out_as_documented(half: str) -> None:
+    staged = make_rows(half)
+    staged.stage(2, [[7], [4], []], True, False)
+    staged.clear()
+    staged.stage(2, [[8, 9], [], []], False, False)
+    staged.stage(0, [[1], [], [2]], True, False)
+    staged.stage(2, [[5], [3], []], False, False)
+    packet = np.empty(staged.packet_size, dtype=np.int32)
+    assert staged.pack(packet) == 3
+    row_records, lines, records, ids = np.split(packet, [ROWS, ROWS + 4, ROWS + 4 + 18])
+    assert row_records.tolist() == [1, -1, 0, -1]
+    assert lines.tolist() == [2, 1, 0, 1]
+    assert records.reshape(2, 3, 3).tolist() == [
+        [[1, 4, 0], [2, 4, 3], [0, 0, 5]],
+        [[0, 1, 5], [0, 0, 6], [0, 3, 6]],
+    ]
+    assert ids.tolist() == [8, 9, 5, 6, 7, 1, 6, 7, 8]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_packet_too_small_is_refused(half: str) -> None:
+    staged = make_rows(half)
+    staged.stage(1, [[7], [4], []], True, False)
+    with pytest.raises(ValueError, match="the packet is too small"):
+        staged.pack(np.empty(staged.packet_size - 1, dtype=np.int32))
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_no_groups_stage_rows_all_the_same(half: str) -> None:
+    staged = make_rows(half, num_groups=0)
+    staged.stage(1, [], False, False)
+    assert not staged.pending
+    staged.stage(1, (), True, False)
+    assert staged.staged_rows == {1}
+    assert staged.collect().generations.tolist() == [1]
+
+
+@needs_native
+def test_what_is_no_buffer_of_int32_is_refused() -> None:
+    native = make_rows("native")
+    native.stage(1, [[7], [4], []], True, False)
+    memory = np.zeros(4 * native.packet_size + 4, dtype=np.int8)
+    with pytest.raises(ValueError, match="not aligned"):
+        native.pack(memory[1:])
+    with pytest.raises(TypeError, match="bytes-like"):
+        native.pack([0] * native.packet_size)  # type: ignore[arg-type]
+    fixed = np.zeros(native.packet_size, dtype=np.int32)
+    fixed.flags.writeable = False
+    with pytest.raises((ValueError, BufferError), match=r"read-only|not writable"):
+        native.pack(fixed)
+    strided = np.zeros(2 * native.packet_size, dtype=np.int32)[::2]
+    with pytest.raises((ValueError, BufferError), match="contiguous"):
+        native.pack(strided)
+
+
+def native_arguments(**changed: Any) -> list[Any]:
+    arguments = {
+        "plain": lambda *request: request,
+        "lengths": np.zeros((ROWS, 2), dtype=np.int32),
+        "generations": np.zeros(ROWS, dtype=np.int32),
+        "largest_ids": np.zeros(2, dtype=np.int32),
+        "limits": np.array([[1, 6, 9], [2, 6, 9]], dtype=np.int64),
+    }
+    return list({**arguments, **changed}.values())
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"lengths": np.zeros((ROWS, 3), dtype=np.int32)}, "sizes do not agree"),
+        ({"largest_ids": np.zeros(1, dtype=np.int32)}, "sizes do not agree"),
+        ({"limits": np.array([[0, 6, 9], [2, 6, 9]])}, "outside int32"),
+        ({"limits": np.array([[1, 2**31, 9], [2, 6, 9]])}, "outside int32"),
+        ({"limits": np.array([[1, 6, 9], [2, 6, 2**30]])}, "outside int32"),
+        ({"limits": np.array([[1, 6, -1], [2, 6, 9]])}, "outside int32"),
+        ({"lengths": np.zeros(4 * ROWS * 2 + 4, dtype=np.int8)[1:-3]}, "not aligned"),
+    ],
+)
+def test_the_native_half_checks_what_it_is_built_from(
+    changed: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        rows.NativeStaging(*native_arguments(**changed))
+
+
+@needs_native
+def test_a_plain_form_that_is_none_is_not_staged() -> None:
+    for answer in (None, (0, [[1]], True), (0, [[1], ["a"]], True), (0, [[1], [1]])):
+        native = rows.NativeStaging(*native_arguments(plain=lambda *_, answer=answer: answer))
+        with pytest.raises(RuntimeError, match="not accepted"):
+            native.stage(0, None, True, False)  # type: ignore[arg-type]
+        assert not native.pending
+
+
+@needs_native
+def test_a_redirection_without_truth_is_an_error_before_anything_is_staged() -> None:
+    native = make_rows("native")
+    with pytest.raises(ValueError, match="ambiguous"):
+        native.stage(0, [[1], [], []], True, np.zeros(2))  # type: ignore[arg-type]
+    assert not native.pending
+    with pytest.raises(TypeError, match="4 arguments, got 3"):
+        native.stage(0, [[1], [], []], True)  # type: ignore[call-arg]
+
+
+@needs_native
+def test_many_steps_keep_no_reference_and_no_memory() -> None:
+    staged = make_rows("native", max_num_reqs=400)
+    packet = np.empty(8192, dtype=np.int32)
+    numbers = [10**9 + i for i in range(3)]  # not of the small ints that never die
+    lists = [numbers, [numbers[0]], []]
+    plain_ids, array_ids = [[17, 5], [9], [2]], [np.array([17, 5]), [9], (2,)]
+
+    def steps(count: int) -> None:
+        for step in range(count):
+            row = 300 + step % 64  # nor are these
+            staged.stage(row, plain_ids, True, False)
+            staged.stage(row, plain_ids, step % 3 == 0, False)
+            if step % 20 == 0:
+                staged.stage(row, array_ids, True, False)
+                assert staged.staged_rows
+                with pytest.raises(BlockTableError):
+                    staged.stage(row, lists, False, False)
+            if step % 5 == 0:
+                staged.pack(packet)
+                staged.clear()
+
+    steps(600)
+    gc.collect()
+    held = [sys.getrefcount(value) for value in (*numbers, *lists, *plain_ids, packet)]
+    tracemalloc.start()
+    try:
+        steps(600)
+        gc.collect()
+        before, _ = tracemalloc.get_traced_memory()
+        steps(100_000)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert [sys.getrefcount(value) for value in (*numbers, *lists, *plain_ids, packet)] == held
+    assert after - before < 4096
+
+
+@needs_native
+def test_the_native_half_is_traced_and_freed() -> None:
+    """Its memory is seen by tracemalloc, or the test above would see nothing."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        staged = rows.NativeStaging(
+            *native_arguments(
+                lengths=np.zeros((ROWS, 1), dtype=np.int32),
+                largest_ids=np.zeros(1, dtype=np.int32),
+                limits=np.array([[1, 2**31 - 1, 9]]),
+            )
+        )
+        staged.stage(0, [[5] * 100_000], False, False)
+        during, _ = tracemalloc.get_traced_memory()
+        assert during - before > 400_000
+        del staged
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before < 4096
+        arguments = native_arguments()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(2_000):
+            rows.NativeStaging(*arguments).stage(0, [[1], [1]], True, False)
+        after, _ = tracemalloc.get_traced_memory()
+        assert after - before < 4096
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_row_overwritten_without_end_keeps_its_memory(half: str) -> None:
+    """Void runs are dropped, also when nobody applies them."""
+    staged = make_rows(half)
+    staged.stage(3, [[1], [2], [3]], True, False)
+    for step in range(3_000):
+        staged.stage(0, [[step % 30, 1], [step % 9], [7]], True, False)
+        if step == 100:
+            tracemalloc.start()
+            before, _ = tracemalloc.get_traced_memory()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 4096
+    assert staged.collect().column_ids.tolist()[-7:] == [2999 % 30, 1, 4, 5, 21, 22, 23]
+
+
+@needs_native
+def test_the_native_half_holds_nothing_when_it_is_gone() -> None:
+    calls: list[object] = []
+
+    def plain(*request: object) -> tuple[object, ...]:
+        calls.append(request)
+        return (0, [[1], [2]], True)
+
+    held = sys.getrefcount(plain)
+    lengths = np.zeros((ROWS, 2), dtype=np.int32)
+    held_lengths, held_type = sys.getrefcount(lengths), sys.getrefcount(rows.NativeStaging)
+    for _ in range(50):
+        rows.NativeStaging(*native_arguments(plain=plain, lengths=lengths)).stage(0, None, 1, 0)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="do not agree"):
+            rows.NativeStaging(
+                *native_arguments(plain=plain, lengths=lengths, largest_ids=np.zeros(9, np.int32))
+            )
+    calls.clear()
+    assert (sys.getrefcount(plain), sys.getrefcount(lengths)) == (held, held_lengths)
+    assert sys.getrefcount(rows.NativeStaging) < held_type + 10  # its callers may cache it
+    lengths.resize((9, 9))  # no buffer of it is held any more
+
+
+def build() -> AscendBlockTables:
+    return AscendBlockTables.from_groups(GROUPS, max_num_reqs=2, max_num_batched_tokens=4)
+
+
+def test_the_half_is_chosen_when_a_manager_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    for half in HALVES:
+        monkeypatch.setenv("FUSED_SLOTS_HOST", half)
+        assert host_half() == half
+        expected = {"python": "PythonStaging", "native": "Staging"}[half]
+        assert type(build()._rows.staging).__name__ == expected
+    monkeypatch.setenv("FUSED_SLOTS_HOST", "auto")
+    assert host_half() == HALVES[-1]
+    monkeypatch.setenv("FUSED_SLOTS_HOST", "rust")
+    with pytest.raises(ConfigurationError, match="FUSED_SLOTS_HOST: expected auto or native"):
+        build()
+
+
+def test_a_missing_native_half_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "NATIVE", False)
+    monkeypatch.setenv("FUSED_SLOTS_HOST", "native")
+    with pytest.raises(BackendUnavailableError, match="FUSED_SLOTS_HOST=native") as raised:
+        build()
+    assert "C compiler" in raised.value.hint
+    monkeypatch.setenv("FUSED_SLOTS_HOST", "auto")
+    assert type(build()._rows.staging).__name__ == "PythonStaging"
+
+
+def test_the_package_works_where_nothing_was_compiled() -> None:
+    script = (
+        "import sys; sys.modules['fused_slots._staging'] = None\n"
+        "from fused_slots import rows\n"
+        "print(rows.NATIVE, rows.host_half())\n"
+    )
+    assert run_without("no-package", script, FUSED_SLOTS_HOST="auto") == "False python"
+
+
+@pytest.mark.skipif(
+    shutil.which(sysconfig.get_config_var("CC").split()[0]) is None, reason="no C compiler here"
+)
+def test_the_native_half_is_built_where_a_compiler_is_and_without_a_warning(
+    tmp_path: Path,
+) -> None:
+    assert "native" in HALVES, "reinstall the package: a compiler is here"
+    source = Path(rows.__file__).parent / "_staging.c"
+    command = [*sysconfig.get_config_var("CC").split(), "-c", "-std=c99", "-O2", "-fPIC"]
+    command += ["-Wall", "-Wextra", "-Wconversion", f"-I{sysconfig.get_path('include')}"]
+    for macros in ([], ["-DPy_LIMITED_API=0x030B0000"]):
+        done = subprocess.run(
+            [*command, *macros, str(source), "-o", str(tmp_path / "staging.o")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        # Of Python's own headers nothing is said here.
+        assert done.returncode == 0, done.stderr
+        assert not re.findall(r"_staging\.c:\d+.*", done.stderr)
