@@ -43,6 +43,9 @@ KEPT_RECORDS = 40
 SENTINEL = 7_777_777
 """In the caller's tables before a call, and what a dummy run writes into the tables it is given."""
 
+SYNCHRONISED = "called a synchronizing"
+"""In torch's warning about an operation that waits for the GPU."""
+
 GROWTH_ALLOWED = {
     "rss_kib": 16 * 1024,
     "objects": 200,
@@ -110,7 +113,7 @@ class Soaked:
         self.kinds.update(step.kind for step in chunk.steps)
         self.steps += num_steps
         self.check(chunk)
-        return len(synchronisations)
+        return sum(SYNCHRONISED in str(warning.message) for warning in synchronisations)
 
     def take(self, step: Step, arrays: Arrays) -> None:
         """One step through the manager and the oracle."""
@@ -228,7 +231,7 @@ class Arrays:
 
 @contextmanager
 def counted_synchronisations() -> Iterator[list[Any]]:
-    """Warnings of torch about operations that wait for the GPU."""
+    """Collect warnings, torch's about operations that wait for the GPU among them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
