@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from bench.soak_life import Array, World
+from bench.soak_plan import Array, World
 
 PAD = -1
 

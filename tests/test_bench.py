@@ -1,4 +1,4 @@
-"""Scripts of bench/ run: imports, help, dry runs of what needs a GPU, pictures of committed data."""
+"""Scripts of bench/ run: imports, help, dry runs where a GPU is needed, pictures of the results."""
 
 from __future__ import annotations
 

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from bench import soak
-from bench.soak import Mismatch, Record, Soaked, grown
-from bench.soak_life import KINDS, WORLDS, World
+from bench.soak import Record, grown
+from bench.soak_life import KINDS
+from bench.soak_manager import Mismatch, Soaked
 from bench.soak_oracle import columns_below_window, deal_tokens
+from bench.soak_plan import WORLDS, World
 from fused_slots import AscendBlockTables, reference
 from fused_slots.backends.cpu import CpuBackend
 
