@@ -47,6 +47,9 @@ class Soaked:
             replay_window=world.replay_window,
         )
         self.tables.warmup()
+        # The first upload tries pinned memory out, and waits for the answer.
+        self.tables.append_block_ids(0, [[] for _ in world.groups], overwrite=True)
+        self.tables.apply_staged_writes()
         self.device = self.tables.device
         self.oracle = Oracle(world, self.device)
         self.out = [torch.empty_like(table) for table in self.tables.input_block_tables]
