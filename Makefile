@@ -16,13 +16,14 @@ EXTRA_TESTS := $(foreach kind,ascend vllm,$(if $(wildcard tests/$(kind)/requirem
 MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 
 .PHONY: help demo test test-main test-interpreted test-wheel test-ascend test-vllm \
-	forget-coverage coverage lint bench verify-long clean
+	forget-coverage coverage lint bench bench-compare verify-long clean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo         replay a recorded schedule, check every slot, draw the block tables'
 	@echo 'make test         all tests, on the source tree and on the built wheel'
 	@echo 'make bench        benchmarks of the host paths; JSON under bench/results/'
+	@echo 'make bench-compare  the same again, beside the run before'
 	@echo 'make verify-long  the long verification runs (hours)'
 	@echo 'make lint         ruff and mypy --strict'
 
@@ -71,6 +72,13 @@ lint: $(ENV)
 
 bench: $(ENV)
 	.venv/bin/fused-slots bench --save bench/results/latest.json $(BENCH_ARGS)
+
+# `bench` writes over the run before, so that is kept aside.
+bench-compare: $(ENV)
+	mkdir -p .cache/bench && cp bench/results/latest.json .cache/bench/before.json
+	$(MAKE) bench
+	.venv/bin/pytest-benchmark compare .cache/bench/before.json bench/results/latest.json \
+		--columns=median,iqr,rounds --group-by=fullname
 
 verify-long: $(ENV)
 	$(RUN) bench/verify_long.py

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
+from bench.beside_vllm import filled_tables, permuted
 from bench.cuda_timing import device_time
-from bench.cuda_tune import filled_tables, permuted
 from fused_slots import AscendBlockTables
 from tests.workloads import MEASURED, StepTensors, workload
 

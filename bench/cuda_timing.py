@@ -69,6 +69,17 @@ def device_time(calls: Sequence[Callable[[], object]]) -> Timing:
     return Timing.of(samples)
 
 
+def clock_time(calls: Sequence[Callable[[], object]], repeats: int = 5) -> Timing:
+    """Time of one call by the clock, for dry runs on the CPU."""
+    samples = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        for call in calls:
+            call()
+        samples.append((time.perf_counter() - begin) * 1e6 / len(calls))
+    return Timing.of(samples)
+
+
 @dataclass(frozen=True)
 class Profile:
     """What the profiler saw of one step: device time of its kernels and copies, and calls."""
@@ -116,4 +127,5 @@ def host_time(call: Callable[[], object], repeats: int = 300, between: int = 10)
         samples.append((time.perf_counter() - begin) * 1e6)
         if repeat % between == between - 1:
             torch.cuda.synchronize()
+    gc.unfreeze()
     return Timing.of(samples)

@@ -1,0 +1,209 @@
+"""A long life of one manager after another, every step checked, nothing growing.
+
+    python -m bench.soak --device cpu --steps 1000000 --processes 2 --json FILE
+    python -m bench.soak --device cuda --steps 1000000 --processes 8 --minutes 8 --json FILE
+
+Each process keeps a manager of every world (soak_plan.py) alive and gives them steps in turns, in
+chunks of 1,000. Whatever a step writes (slots with their padded tail, gathered tables with all
+their rows, drafts, dummies, the caller's own tables) is compared on the device with an oracle of
+plain torch operations (soak_oracle.py); the counters of differences and the manager's faults are
+read after each chunk. Memory, objects, compiled kernels and synchronisations are recorded there as
+well, and the run fails if one of them has grown since the first tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench.soak_manager import Mismatch, Soaked
+from bench.soak_plan import WORLDS
+from fused_slots import AscendBlockTables, env
+from tests.memory import kept_by, resident_kib
+
+CHUNK = 1000
+KEPT_RECORDS = 40
+GROWTH_ALLOWED = {
+    "rss_kib": 16 * 1024,
+    "objects": 200,
+    "torch_kib": 1024,
+    "compiled": 0,
+    "kept": 200,
+}
+"""By how much the most of each record after the first tenth may exceed the most in it."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What must not grow, and the time of a step, after a round of chunks."""
+
+    steps: int
+    rss_kib: int
+    objects: int
+    torch_kib: int
+    compiled: int
+    kept: int
+    """Entries of containers that managers keep between calls."""
+    synchronisations: int
+    cpu_us_per_step: float
+
+    @classmethod
+    def of(cls, soaked: list[Soaked], synchronisations: int, cpu_us_per_step: float) -> Record:
+        gc.collect()
+        managers = [world.tables for world in soaked]
+        kept = kept_by(*managers)
+        on_gpu = soaked[0].device.type == "cuda"
+        allocated = torch.cuda.memory_allocated() if on_gpu else kept.tensor_bytes
+        return cls(
+            sum(world.steps for world in soaked),
+            resident_kib(),
+            len(gc.get_objects()),
+            allocated // 1024,
+            sum(compiled_kernels(tables) for tables in managers),
+            kept.entries,
+            synchronisations,
+            round(cpu_us_per_step, 1),
+        )
+
+
+def compiled_kernels(tables: AscendBlockTables) -> int:
+    launcher = getattr(tables._backend, "launcher", None)
+    return launcher.compiled if launcher else 0
+
+
+def soak(device: str, steps: int, seed: int, minutes: float) -> dict[str, Any]:
+    """Soak one process; stops at the first mismatch, or when the minutes are over."""
+    soaked = [Soaked(world, 1000 * seed + n, device) for n, world in enumerate(WORLDS)]
+    started, failures, records, done = time.monotonic(), [], [], 0
+    try:
+        while done < steps and time.monotonic() - started < 60 * minutes:
+            synchronisations, begun, before = 0, time.process_time(), done
+            for world in soaked:
+                count = min(CHUNK, steps - done)
+                synchronisations += world.run(count)
+                done += count
+            each = (time.process_time() - begun) * 1e6 / (done - before)
+            records.append(Record.of(soaked, synchronisations, each))
+    except Mismatch as error:
+        failures.append(f"seed {seed}: {error}")
+    growth = grown(records)
+    failures += [
+        f"seed {seed}: {name} grew by {growth[name]} after the first tenth"
+        for name, allowed in GROWTH_ALLOWED.items()
+        if growth.get(name, 0) > allowed
+    ]
+    if synchronisations := sum(record.synchronisations for record in records):
+        failures.append(f"seed {seed}: {synchronisations} synchronisations during steps")
+    every = max(-(-len(records) // KEPT_RECORDS), 1)
+    return {
+        "seed": seed,
+        "steps": sum(world.steps for world in soaked),
+        "seconds": round(time.monotonic() - started, 1),
+        "failures": failures,
+        "cells_compared": sum(world.compared for world in soaked),
+        "kinds": dict(sum((world.kinds for world in soaked), Counter())),
+        "faults_as_expected": dict(sum((world.faults for world in soaked), Counter())),
+        "growth_after_first_tenth": growth,
+        "records": [asdict(record) for record in records[::every]],
+    }
+
+
+def grown(records: list[Record]) -> dict[str, float]:
+    """By how much the most after the first tenth exceeds the most in it; and the time of a step."""
+    tenth = max(len(records) // 10, 1)
+    first, rest = records[:tenth], records[tenth:]
+    if not rest:
+        return {}
+    growth: dict[str, float] = {
+        name: max(getattr(record, name) for record in rest)
+        - max(getattr(record, name) for record in first)
+        for name in GROWTH_ALLOWED
+    }
+    means = [
+        sum(record.cpu_us_per_step for record in part) / len(part)
+        for part in (first, records[-tenth:])
+    ]
+    return growth | {"last_tenth_over_first_time": round(means[1] / means[0], 3)}
+
+
+def in_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Several processes side by side, each with its seed and its part of the steps."""
+    count = options.processes
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{n}.json" for n in range(count)]
+        running = []
+        for n, path in enumerate(paths):
+            steps = options.steps * (n + 1) // count - options.steps * n // count
+            arguments = ["--device", options.device, "--steps", steps, "--seed", options.seed + n]
+            arguments += ["--minutes", options.minutes, "--json", path]
+            command = [sys.executable, "-m", "bench.soak", *map(str, arguments)]
+            running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        for process in running:
+            process.wait()
+        reports = []
+        for n, path in enumerate(paths):
+            if path.exists():
+                reports += json.loads(path.read_text())["processes"]
+            else:
+                died = f"seed {options.seed + n}: the process ended without a result"
+                reports.append({"steps": 0, "failures": [died]})
+        return reports
+
+
+def summary(options: argparse.Namespace, reports: list[dict[str, Any]]) -> dict[str, Any]:
+    on_gpu = options.device == "cuda"
+    return {
+        "device": torch.cuda.get_device_name() if on_gpu else platform.machine(),
+        "backend": env.BACKEND.read() or options.device,
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "worlds": [world.name for world in WORLDS],
+        "steps": sum(report["steps"] for report in reports),
+        "failures": [failure for report in reports for failure in report["failures"]],
+        "allowed": GROWTH_ALLOWED,
+        "processes": reports,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="in all")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no chunk after these")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.processes > 1:
+        reports = in_processes(options)
+    else:
+        reports = [soak(options.device, options.steps, options.seed, options.minutes)]
+    result = summary(options, reports)
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{result['steps']:,} steps, {len(result['failures'])} failures", flush=True)
+    print(*result["failures"], sep="\n")
+    return int(bool(result["failures"]) or not result["steps"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
