@@ -321,8 +321,11 @@ class AscendBlockTables:
         if out is not None and self._is_own_memory(out):
             out = None
         if self.layout.num_groups and (num_reqs or num_reqs_padded or out is None):
-            self._backend.gather(idx_mapping, num_reqs_padded, num_computed_tokens, out)
+            writes = self._writes_for_gather()
+            self._backend.gather(idx_mapping, num_reqs_padded, num_computed_tokens, out, writes)
             self.launches += 1
+            if writes is not None:
+                self._rows.clear()
         if out is None:
             return self._gathered(num_reqs_padded)
         return tuple(table[:num_reqs_padded] for table in out)
@@ -581,6 +584,10 @@ class AscendBlockTables:
             views = tuple(table[:num_rows] for table in self.input_block_tables)
             self._views[num_rows] = views
         return views
+
+    def _writes_for_gather(self) -> StagedWrites | None:
+        """The writes that a gather applies in its launch: none, unless a subclass puts them off."""
+        return None
 
     def _collect_writes(self, operation: str) -> StagedWrites | None:
         """The staged writes, which stay pending until the device has taken them."""

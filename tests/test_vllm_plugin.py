@@ -201,12 +201,12 @@ def test_a_step_of_the_runner_is_one_launch(vllm: Path, imported: str) -> None:
     assert slots.tolist() == [[14]]
 
 
-def test_a_runner_under_prefill_context_parallelism_is_not_fused(vllm: Path) -> None:
+def test_a_runner_under_prefill_context_parallelism_takes_two_launches(vllm: Path) -> None:
     register()
     runner = import_module(V2_READER).GPUModelRunner
     runner.pcp_manager = object()
     launches, (_, slots) = run_step(runner)
-    assert launches == 3
+    assert launches == 2
     assert slots.tolist() == [[14]]
 
 

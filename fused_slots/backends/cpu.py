@@ -66,7 +66,10 @@ class CpuBackend(Backend):
         num_reqs_padded: int,
         num_computed_tokens: torch.Tensor | None,
         out: Sequence[torch.Tensor] | None,
+        writes: StagedWrites | None = None,
     ) -> None:
+        if writes is not None:
+            self.apply_writes(writes)
         rows = idx_mapping.numpy()
         exists = self._existing_rows(rows)
         safe_rows = rows if exists is None else np.where(exists, rows, 0)
@@ -126,9 +129,7 @@ class CpuBackend(Backend):
         num_computed_tokens: torch.Tensor | None,
         replay_start: torch.Tensor | None,
     ) -> None:
-        if writes is not None:
-            self.apply_writes(writes)
-        self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None)
+        self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None, writes)
         self.map_slots(
             idx_mapping,
             query_start_loc,
