@@ -2,8 +2,9 @@
 
 vLLM's v2 runner applies staged writes, gathers, and maps slots in three calls. Between them
 nothing on the device reads what they write, so the first two may wait for the third, or the first
-for the second where the gather may not wait: two launches. They wait only inside `defer_writes` and `fuse_gather`, which wrap the runner's own methods; whatever else is
-called while something waits carries it out first, so each call sees what it would have seen.
+for the second where the gather may not wait: two launches. They wait only inside `defer_writes`
+and `fuse_gather`, which wrap the runner's own methods; whatever else is called while something
+waits carries it out first, so each call sees what it would have seen.
 """
 
 from __future__ import annotations
