@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from fused_slots import BlockTableError
+from fused_slots.inspect.doctor import MISSING, plugin_state
 from fused_slots.vllm import plugin, signatures
 from fused_slots.vllm.plugin import find_obstacle, register, status, unregister
 from fused_slots.vllm.signatures import UnsupportedVllmError
@@ -173,6 +174,18 @@ def test_a_name_that_somebody_replaced_after_us_is_left_to_them(vllm: Path) -> N
     module.BlockTables = theirs
     unregister()
     assert module.BlockTables is theirs
+
+
+def test_the_doctor_says_what_the_plugin_does(
+    vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plugin_state(MISSING) == "vllm is not installed"
+    assert plugin_state("0.33.0") == "becomes active when vLLM starts"
+    register()
+    assert plugin_state("0.33.0") == f"active: {status().reason}"
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "off")
+    register()
+    assert plugin_state("0.33.0") == "stays off: FUSED_SLOTS_VLLM=off"
 
 
 def run_step(runner_class: Any) -> tuple[int, Any]:

@@ -45,6 +45,7 @@ def run_doctor(args: argparse.Namespace) -> Result:
         "good": not diagnosis.problems,
         "versions": diagnosis.versions,
         "backends": diagnosis.backends,
+        "vllm_plugin": diagnosis.vllm_plugin,
         "environment": diagnosis.environment,
         "problems": diagnosis.problems,
     }
@@ -100,6 +101,8 @@ def _text(diagnosis: Diagnosis) -> str:
             *(f"  {name:<24}{version}" for name, version in diagnosis.versions.items()),
             "Backends",
             *(f"  {name:<24}{state}" for name, state in diagnosis.backends.items()),
+            "vLLM plugin",
+            f"  {diagnosis.vllm_plugin}",
             "Environment",
             *(f"  {name:<24}{value}" for name, value in diagnosis.environment.items()),
             "Problems" if diagnosis.problems else "No problem found",
