@@ -322,8 +322,11 @@ class AscendBlockTables:
         if out is not None and self._is_own_memory(out):
             out = None
         if self.layout.num_groups and (num_reqs or num_reqs_padded or out is None):
-            self._backend.gather(idx_mapping, num_reqs_padded, num_computed_tokens, out)
+            staged = self._staged_for_gather()
+            self._backend.gather(idx_mapping, num_reqs_padded, num_computed_tokens, out, staged)
             self.launches += 1
+            if staged is not None:
+                staged.clear()
         if out is None:
             return self._gathered(num_reqs_padded)
         return tuple(table[:num_reqs_padded] for table in out)
@@ -594,6 +597,10 @@ class AscendBlockTables:
                 self._slot_views.clear()
             view = self._slot_views[num_tokens] = self.slot_mappings[:, :num_tokens]
         return view
+
+    def _staged_for_gather(self) -> HostRows | None:
+        """The writes that a gather applies in its launch: none, unless a subclass puts them off."""
+        return None
 
     def _staged(self, operation: str) -> HostRows | None:
         """The rows if they have staged writes: those stay until the device has taken them."""

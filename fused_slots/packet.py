@@ -1,4 +1,4 @@
-"""Staged writes as one int32 packet, as the kernels read it (kernels/slot_mapping.py).
+"""Staged writes as one int32 packet, as the kernels read it (kernels/staged.py).
 
 For R rows of which J are written, in G groups, with M new columns in all:
 record of each row, -1 = none [R]; row and generation of each record [J, 2]; start, filled and

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from fused_slots import BlockTableError
+from fused_slots.inspect.doctor import MISSING, plugin_state
 from fused_slots.vllm import plugin, signatures
 from fused_slots.vllm.plugin import find_obstacle, register, status, unregister
 from fused_slots.vllm.signatures import UnsupportedVllmError
@@ -175,6 +176,18 @@ def test_a_name_that_somebody_replaced_after_us_is_left_to_them(vllm: Path) -> N
     assert module.BlockTables is theirs
 
 
+def test_the_doctor_says_what_the_plugin_does(
+    vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert plugin_state(MISSING) == "vllm is not installed"
+    assert plugin_state("0.33.0") == "becomes active when vLLM starts"
+    register()
+    assert plugin_state("0.33.0") == f"active: {status().reason}"
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "off")
+    register()
+    assert plugin_state("0.33.0") == "stays off: FUSED_SLOTS_VLLM=off"
+
+
 def run_step(runner_class: Any) -> tuple[int, Any]:
     """A step of a runner whose tables have a write staged; launches and its result."""
     runner = runner_class()
@@ -201,12 +214,12 @@ def test_a_step_of_the_runner_is_one_launch(vllm: Path, imported: str) -> None:
     assert slots.tolist() == [[14]]
 
 
-def test_a_runner_under_prefill_context_parallelism_is_not_fused(vllm: Path) -> None:
+def test_a_runner_under_prefill_context_parallelism_takes_two_launches(vllm: Path) -> None:
     register()
     runner = import_module(V2_READER).GPUModelRunner
     runner.pcp_manager = object()
     launches, (_, slots) = run_step(runner)
-    assert launches == 3
+    assert launches == 2
     assert slots.tolist() == [[14]]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from random import Random
 from typing import Any
 
@@ -222,12 +222,55 @@ def test_outside_the_runner_nothing_waits() -> None:
     assert launched(tables, batch.compute) == 1
 
 
-def test_writes_that_only_a_gather_follows_are_two_launches() -> None:
-    tables = FusedBlockTables(**SIZES)
-    tables.append_block_ids(1, [[3], [4], [5]], overwrite=True)
+@pytest.mark.parametrize("gathers_into", ["the shared tables", "out"])
+def test_a_step_called_one_by_one_is_two_launches(gathers_into: str) -> None:
+    tables, plain = FusedBlockTables(**SIZES), AscendBlockTables(**SIZES)
+    batch = Batch(Random(1))
+    call = batch.gather if gathers_into == "the shared tables" else gather_into_out(Random(1))
+    for each in (tables, plain):
+        each.append_block_ids(1, [[3], [4], [5]], overwrite=True)
     with tables.defer_writes():
         assert launched(tables, lambda t: t.apply_staged_writes()) == 0
-        assert launched(tables, Batch(Random(1)).gather) == 2
+        assert launched(tables, call) == 1
+        assert launched(tables, batch.compute) == 1
+    assert launched(plain, lambda t: t.apply_staged_writes(), call, batch.compute) == 3
+    assert state(tables) == state(plain)
+    assert tables.block_tables[0].gpu[1, 0] == 3
+
+
+def test_a_gather_that_waits_takes_the_waiting_writes_into_its_launch() -> None:
+    tables = FusedBlockTables(**SIZES)
+    tables.append_block_ids(1, [[3], [4], [5]], overwrite=True)
+    with tables.defer_writes(), tables.fuse_gather():
+        tables.apply_staged_writes()
+        Batch(Random(1)).gather(tables)
+        assert launched(tables, lambda t: t.take_faults()) == 1
+    assert tables.block_tables[0].gpu[1, 0] == 3
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_refused_gather_leaves_no_write_waiting(fused: bool) -> None:
+    tables = FusedBlockTables(**SIZES)
+    tables.append_block_ids(1, [[3], [4], [5]], overwrite=True)
+
+    def prepare() -> None:
+        with tables.defer_writes(), tables.fuse_gather() if fused else nullcontext():
+            tables.apply_staged_writes()
+            tables.gather_block_tables(longs([1]), NUM_ROWS + 1)
+
+    with pytest.raises(BlockTableError):
+        prepare()
+    assert tables.block_tables[0].gpu[1, 0] == 3
+
+
+def test_a_gather_of_no_rows_applies_the_waiting_writes() -> None:
+    tables = FusedBlockTables(**SIZES)
+    tables.append_block_ids(1, [[3], [4], [5]], overwrite=True)
+    out = tuple(table.clone() for table in tables.input_block_tables)
+    with tables.defer_writes():
+        tables.apply_staged_writes()
+        tables.gather_block_tables(longs([]), 0, out=out)
+        assert tables.block_tables[0].gpu[1, 0] == 3
 
 
 def test_an_early_return_leaves_no_write_waiting() -> None:

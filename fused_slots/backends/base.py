@@ -69,8 +69,9 @@ class Backend(ABC):
         num_reqs_padded: int,
         num_computed_tokens: torch.Tensor | None,
         out: Sequence[torch.Tensor] | None,
+        staged: HostRows | None = None,
     ) -> None:
-        """Copy the batch's rows into the gathered tables or `out`, in one launch."""
+        """Apply, then copy the batch's rows into the gathered tables or `out`, in one launch."""
 
     @abstractmethod
     def map_slots(

@@ -67,7 +67,10 @@ class CpuBackend(Backend):
         num_reqs_padded: int,
         num_computed_tokens: torch.Tensor | None,
         out: Sequence[torch.Tensor] | None,
+        staged: HostRows | None = None,
     ) -> None:
+        if staged is not None:
+            self.apply_writes(staged)
         rows = idx_mapping.numpy()
         exists = self._existing_rows(rows)
         safe_rows = rows if exists is None else np.where(exists, rows, 0)
@@ -127,9 +130,7 @@ class CpuBackend(Backend):
         num_computed_tokens: torch.Tensor | None,
         replay_start: torch.Tensor | None,
     ) -> None:
-        if staged is not None:
-            self.apply_writes(staged)
-        self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None)
+        self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None, staged)
         self.map_slots(
             idx_mapping,
             query_start_loc,

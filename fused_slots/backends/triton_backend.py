@@ -127,8 +127,10 @@ class TritonBackend(Backend):
         num_reqs_padded: int,
         num_computed_tokens: torch.Tensor | None,
         out: Sequence[torch.Tensor] | None,
+        staged: HostRows | None = None,
     ) -> None:
         self._step(
+            staged,
             idx_mapping=idx_mapping,
             num_reqs_padded=num_reqs_padded,
             num_computed_tokens=num_computed_tokens,

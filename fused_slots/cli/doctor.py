@@ -46,6 +46,7 @@ def run_doctor(args: argparse.Namespace) -> Result:
         "versions": diagnosis.versions,
         "backends": diagnosis.backends,
         "staging": diagnosis.staging,
+        "vllm_plugin": diagnosis.vllm_plugin,
         "environment": diagnosis.environment,
         "problems": diagnosis.problems,
     }
@@ -103,6 +104,8 @@ def _text(diagnosis: Diagnosis) -> str:
             *(f"  {name:<24}{state}" for name, state in diagnosis.backends.items()),
             "Staging of appends",
             f"  {diagnosis.staging}",
+            "vLLM plugin",
+            f"  {diagnosis.vllm_plugin}",
             "Environment",
             *(f"  {name:<24}{value}" for name, value in diagnosis.environment.items()),
             "Problems" if diagnosis.problems else "No problem found",

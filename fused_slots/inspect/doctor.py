@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -15,6 +17,7 @@ from fused_slots.faults import BlockTableError
 from fused_slots.groups import KVCacheGroup
 from fused_slots.reference import map_token
 from fused_slots.rows import NATIVE, host_half
+from fused_slots.vllm.plugin import find_obstacle, status
 from fused_slots.vllm.scheduler_recording import VLLM_VERSION
 
 PACKAGES = ("torch", "numpy", "triton", "triton-ascend", "torch-npu", "vllm", "vllm-ascend")
@@ -31,6 +34,7 @@ class Diagnosis:
     staging: str
     environment: dict[str, str]
     problems: list[str]
+    vllm_plugin: str
 
 
 def diagnose() -> Diagnosis:
@@ -49,7 +53,19 @@ def diagnose() -> Diagnosis:
     if backends["cpu"] != "works":
         problems.append(f"The CPU backend does not work: {backends['cpu']}")
     problems += package_problems(versions, torch.cuda.is_available())
-    return Diagnosis(versions, backends, _staging_half(), environment, problems)
+    plugin = plugin_state(versions["vllm"])
+    return Diagnosis(versions, backends, _staging_half(), environment, problems, plugin)
+
+
+def plugin_state(vllm_version: str) -> str:
+    """What the vLLM plugin does in this process, or what it would do and why; imports vLLM."""
+    if vllm_version == MISSING:
+        return "vllm is not installed"
+    if status().active:
+        return f"active: {status().reason}"
+    with redirect_stdout(sys.stderr):  # where vLLM then sends its log, too
+        obstacle = find_obstacle()
+    return f"stays off: {obstacle}" if obstacle else "becomes active when vLLM starts"
 
 
 def package_problems(versions: dict[str, str], has_cuda_device: bool) -> list[str]:

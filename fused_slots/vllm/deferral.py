@@ -1,9 +1,10 @@
 """A manager whose writes and gather can wait for the slot mapping, so that a step is one launch.
 
 vLLM's v2 runner applies staged writes, gathers, and maps slots in three calls. Between them
-nothing on the device reads what they write, so the first two may wait for the third. They wait
-only inside `defer_writes` and `fuse_gather`, which wrap the runner's own methods; whatever else is
-called while something waits carries it out first, so each call sees what it would have seen.
+nothing on the device reads what they write, so the first two may wait for the third, or the first
+for the second where the gather may not wait: two launches. They wait only inside `defer_writes`
+and `fuse_gather`, which wrap the runner's own methods; whatever else is called while something
+waits carries it out first, so each call sees what it would have seen.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import Fault
 from fused_slots.plan import WarmupReport
+from fused_slots.rows import HostRows
 
 if TYPE_CHECKING:
     from fused_slots.inspect.explain import Explanation
@@ -92,10 +94,13 @@ class DeferringBlockTables(AscendBlockTables):
         if self._fusing and out is None and self._gather_waits is None:
             self._gather_waits = _Gather(idx_mapping, num_reqs_padded, num_computed_tokens)
             return tuple(table[:num_reqs_padded] for table in self.input_block_tables)
-        self._settle()
-        return super().gather_block_tables(
+        if self._gather_waits is not None:
+            self._settle()
+        gathered = super().gather_block_tables(
             idx_mapping, num_reqs_padded, out, out_ptrs, num_computed_tokens
         )
+        self._settle()
+        return gathered
 
     def compute_slot_mappings(
         self,
@@ -193,15 +198,21 @@ class DeferringBlockTables(AscendBlockTables):
         """
         return gather.idx_mapping is idx_mapping and self._writes_wait == self._rows.pending
 
+    def _staged_for_gather(self) -> HostRows | None:
+        """The waiting writes: a gather reads what they say, so one launch does both."""
+        return self._staged("gather_block_tables") if self._writes_wait else None
+
     def _settle(self) -> None:
-        """Launch what waits, in the order in which it was asked for."""
-        if self._writes_wait:
-            super().apply_staged_writes()
-            self._writes_wait = False
+        """Launch what waits: a gather with the writes before it, or the writes alone."""
         gather, self._gather_waits = self._gather_waits, None
-        if gather is not None:
-            super().gather_block_tables(
-                gather.idx_mapping,
-                gather.num_reqs_padded,
-                num_computed_tokens=gather.num_computed_tokens,
-            )
+        try:
+            if gather is not None:
+                super().gather_block_tables(
+                    gather.idx_mapping,
+                    gather.num_reqs_padded,
+                    num_computed_tokens=gather.num_computed_tokens,
+                )
+        finally:
+            if self._writes_wait:
+                super().apply_staged_writes()  # nothing, if the gather has taken them
+                self._writes_wait = False

@@ -275,9 +275,9 @@ class CheckedMemory:
             self._refuse(f"{what} by one program and counted by another", foreign, who * 0 + word)
 
     def _lending(self, gather: Callable[..., None]) -> Callable[..., None]:
-        def lent(backend: Any, idx: Any, padded: Any, computed: Any, out: Any) -> None:
+        def lent(backend: Any, idx: Any, padded: Any, computed: Any, out: Any, *rest: Any) -> None:
             with self.lend([] if out is None else list(out)):
-                gather(backend, idx, padded, computed, out)
+                gather(backend, idx, padded, computed, out, *rest)
 
         return lent
 

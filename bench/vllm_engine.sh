@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# A real vLLM 0.33.0 engine on one GPU, its own block tables against the plugin's: greedy tokens of
+# four models (the engine in a spawned process, eager and with CUDA graphs), then time per step.
+#
+#   OUT=results bash bench/vllm_engine.sh      from the tree's root, within TOTAL seconds (570)
+#
+# It needs the test equipment that unpacks vLLM for a GPU machine in EQUIPMENT (.scratch/vgpu).
+# Every part has its own time limit and log; what fails does not stop the others.
+set -u
+equipment=${EQUIPMENT:-.scratch/vgpu}
+total=${TOTAL:-570}
+models=${MODELS:-qwen3 gemma3 falcon_h1 qwen3_next}
+export OUT=${OUT:?a folder for the results}
+entry=/tmp/fused_slots_entry
+graphs="--mode FULL_DECODE_ONLY"
+
+# job NAME SECONDS stock|plugin ENGINE-ARGUMENTS...: one engine, tokens in /tmp/res, log in /tmp/log
+job() {
+  local name=$1 seconds=$2 path=
+  [ "$3" = plugin ] && path=$PWD:$entry
+  shift 3
+  XPATH=$path bash "$equipment/job.sh" 0.33.0 "$name" "$seconds" "$@"
+}
+
+# Stock with graphs goes first, because it fills Triton's cache; bfloat16 where float32 fails.
+run_model() {
+  local m=$1 dtype
+  for dtype in float32 bfloat16; do
+    job "${m}_graph_stock" 200 stock --model "$m" --mp --dtype $dtype $graphs
+    if grep -q ^DONE "/tmp/log/${m}_graph_stock.log" || [ $SECONDS -gt 120 ]; then break; fi
+    mv "/tmp/log/${m}_graph_stock.log" "/tmp/log/${m}_graph_stock_$dtype.failed"
+  done
+  job "${m}_graph_plugin" 150 plugin --model "$m" --mp --dtype $dtype $graphs &
+  job "${m}_eager_stock" 150 stock --model "$m" --mp --dtype $dtype &
+  job "${m}_eager_plugin" 150 plugin --model "$m" --mp --dtype $dtype &
+  if [ "$m" = qwen3 ]; then # the comparison must be able to fail: a table that is broken on purpose
+    job qwen3_graph_control 150 stock --model qwen3 --dtype $dtype $graphs --impl mut-slot &
+  fi
+  wait
+}
+
+if [ "${1-}" = model ]; then
+  run_model "$2"
+  exit
+fi
+
+# end_session ID: processes of a session that this script started and that outlived their run
+end_session() {
+  local stat fields
+  for stat in /proc/[0-9]*/stat; do
+    read -r -a fields < <(sed 's/^.*) //' "$stat" 2>/dev/null)
+    if [ "${fields[3]-}" = "$1" ]; then kill -KILL "$(basename "$(dirname "$stat")")"; fi
+  done
+}
+
+say() { echo "-- $SECONDS s: $*"; }
+mkdir -p "$OUT" /tmp/log /tmp/res
+exec > >(tee "$OUT/vllm_engine.txt") 2>&1
+rm -f /tmp/log/*_stock.log /tmp/log/*_plugin.log /tmp/log/*_control.log /tmp/res/*.json
+
+# Entry points as an installed package has them; the second prints launches per step.
+mkdir -p $entry/fused_slots-0.dist-info
+printf 'Metadata-Version: 2.1\nName: fused-slots\nVersion: 0\n' >$entry/fused_slots-0.dist-info/METADATA
+cat >$entry/fused_slots-0.dist-info/entry_points.txt <<'ENTRY'
+[vllm.general_plugins]
+fused_slots = fused_slots.vllm.plugin:register
+fused_slots_count = bench.vllm_engine_count:register
+ENTRY
+
+timeout 120 bash "$equipment/boot.sh"
+say "vLLM is unpacked"
+
+# The engines to be timed start now and then wait, idle, until nothing else runs.
+rm -f /tmp/vllm_engine_go
+PYTHONPATH=/tmp/v0.33.0:/tmp/site:$PWD:$entry setsid timeout $((total - SECONDS)) \
+  python3 -m bench.vllm_engine_time --json "$OUT/vllm_engine.json" --logs /tmp/log \
+  --go /tmp/vllm_engine_go --seconds $((total - SECONDS - 10)) &
+timing=$!
+sessions=()
+for m in $models; do
+  setsid bash "$0" model "$m" >"/tmp/log/$m.out" 2>&1 &
+  sessions+=($!)
+done
+for session in "${sessions[@]}"; do
+  while kill -0 "$session" 2>/dev/null && [ $SECONDS -lt $((total - 190)) ]; do sleep 1; done
+  end_session "$session"
+done
+say "tokens are there"
+timeout 30 python3 -m bench.vllm_engine_tokens --json "$OUT/vllm_tokens.json"
+timeout 30 python3 "$equipment/cmp.py" >"$OUT/cmp.txt" 2>&1
+
+touch /tmp/vllm_engine_go
+while kill -0 $timing 2>/dev/null && [ $SECONDS -lt $total ]; do sleep 1; done
+end_session $timing
+say "time is measured"
+tar czf "$OUT/logs.tgz" -C /tmp log
+timeout 20 python3 -m bench.vllm_engine_time --show "$OUT/vllm_engine.json"
+say "end"
+sleep 1 # tee writes the last lines
