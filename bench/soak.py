@@ -190,14 +190,16 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no chunk after these")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--after", type=Path, help="result of a run with other seeds to add up")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    before = json.loads(options.after.read_text())["processes"] if options.after else []
     if options.processes > 1:
         reports = in_processes(options)
     else:
         reports = [soak(options.device, options.steps, options.seed, options.minutes)]
-    result = summary(options, reports)
+    result = summary(options, before + reports)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     print(f"{result['steps']:,} steps, {len(result['failures'])} failures", flush=True)
