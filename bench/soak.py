@@ -32,6 +32,7 @@ import torch
 from bench.soak_manager import Mismatch, Soaked
 from bench.soak_plan import WORLDS
 from fused_slots import AscendBlockTables, env
+from fused_slots.rows import host_half
 from tests.memory import kept_by, resident_kib
 
 CHUNK = 1000
@@ -53,6 +54,7 @@ class Record:
     steps: int
     rss_kib: int
     objects: int
+    """Objects that the collector follows, without these records."""
     torch_kib: int
     compiled: int
     kept: int
@@ -61,7 +63,13 @@ class Record:
     cpu_us_per_step: float
 
     @classmethod
-    def of(cls, soaked: list[Soaked], synchronisations: int, cpu_us_per_step: float) -> Record:
+    def of(
+        cls,
+        soaked: list[Soaked],
+        num_records: int,
+        synchronisations: int,
+        cpu_us_per_step: float,
+    ) -> Record:
         gc.collect()
         managers = [world.tables for world in soaked]
         kept = kept_by(*managers)
@@ -70,7 +78,7 @@ class Record:
         return cls(
             sum(world.steps for world in soaked),
             resident_kib(),
-            len(gc.get_objects()),
+            len(gc.get_objects()) - num_records,
             allocated // 1024,
             sum(compiled_kernels(tables) for tables in managers),
             kept.entries,
@@ -96,7 +104,7 @@ def soak(device: str, steps: int, seed: int, minutes: float) -> dict[str, Any]:
                 synchronisations += world.run(count)
                 done += count
             each = (time.process_time() - begun) * 1e6 / (done - before)
-            records.append(Record.of(soaked, synchronisations, each))
+            records.append(Record.of(soaked, len(records), synchronisations, each))
     except Mismatch as error:
         failures.append(f"seed {seed}: {error}")
     growth = grown(records)
@@ -168,6 +176,7 @@ def summary(options: argparse.Namespace, reports: list[dict[str, Any]]) -> dict[
     return {
         "device": torch.cuda.get_device_name() if on_gpu else platform.machine(),
         "backend": env.BACKEND.read() or options.device,
+        "host": host_half(),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,

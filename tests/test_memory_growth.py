@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from random import Random
 from typing import Any, NamedTuple
 
@@ -113,7 +114,7 @@ def packets_of(ring: PinnedRing, layout: TableLayout, rng: Random) -> Iterator[N
         for row in rng.sample(range(layout.max_num_reqs), rng.randint(1, 8)):
             ids = [*range(1, rng.randint(1, 8) + 1)]
             rows.stage(row, [ids, ids], True, False)
-        ring.upload(rows.collect())
+        ring.upload(rows.packet_size, rows.pack)
         rows.clear()
         ring.mark_used()
         yield
@@ -147,5 +148,5 @@ def test_the_kernels_host_path_keeps_to_the_bounds_of_its_caches(
 
 def test_the_ring_of_packets_keeps_as_many_as_it_has_places() -> None:
     layout = MakeTables("cpu")(GROUPS, max_num_reqs=64, max_num_batched_tokens=8).layout
-    ring = PinnedRing(layout, torch.device("cpu"), new_event=Event)
+    ring = PinnedRing(torch.device("cpu"), new_event=Event, on_device=nullcontext)
     check_flat(packets_of(ring, layout, Random(0)), 300, 1_500, ring)

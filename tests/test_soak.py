@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bench import soak
@@ -49,15 +48,17 @@ def test_dealing_tokens_out_agrees_with_the_formula(world: World) -> None:
             assert kept.count(0) == below[position]
 
 
-def stale_row(backend: Any, *arguments: Any) -> None:
-    """The last row that a step writes keeps its old columns."""
-    writes = arguments[0]
-    apply_writes(backend, replace(writes, column_ids=np.concatenate([writes.column_ids[:-1], [0]])))
+def stale_row(backend: Any, staged: Any) -> None:
+    """The last cell that a step writes is lost."""
+    cells = staged.collect().destinations(backend.layout)
+    before = backend._arena[cells[-1:]]
+    apply_writes(backend, staged)
+    backend._arena[cells[-1:]] = before
 
 
-def off_by_one(backend: Any, idx: Any, padded: int, computed: Any, out: Any) -> None:
+def off_by_one(backend: Any, idx: Any, *arguments: Any) -> None:
     """Every gathered row is the next one's."""
-    gather(backend, (idx + 1) % backend.layout.max_num_reqs, padded, computed, out)
+    gather(backend, (idx + 1) % backend.layout.max_num_reqs, *arguments)
 
 
 def dirty_rows(backend: Any, *arguments: Any) -> None:
