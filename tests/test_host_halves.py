@@ -361,7 +361,9 @@ def test_the_native_half_holds_nothing_when_it_is_gone() -> None:
     lengths = np.zeros((ROWS, 2), dtype=np.int32)
     held_lengths, held_type = sys.getrefcount(lengths), sys.getrefcount(rows.NativeStaging)
     for _ in range(50):
-        rows.NativeStaging(*native_arguments(plain=plain, lengths=lengths)).stage(0, None, 1, 0)  # type: ignore[arg-type]
+        native = rows.NativeStaging(*native_arguments(plain=plain, lengths=lengths))
+        native.stage(0, None, 1, 0)  # type: ignore[arg-type]
+        del native
         with pytest.raises(ValueError, match="do not agree"):
             rows.NativeStaging(
                 *native_arguments(plain=plain, lengths=lengths, largest_ids=np.zeros(9, np.int32))
