@@ -94,8 +94,8 @@ def compiled_kernels(tables: AscendBlockTables) -> int:
 
 def soak(device: str, steps: int, seed: int, minutes: float) -> dict[str, Any]:
     """Soak one process; stops at the first mismatch, or when the minutes are over."""
-    soaked = [Soaked(world, 1000 * seed + n, device) for n, world in enumerate(WORLDS)]
     started, failures, records, done = time.monotonic(), [], [], 0
+    soaked = [Soaked(world, 1000 * seed + n, device) for n, world in enumerate(WORLDS)]
     try:
         while done < steps and time.monotonic() - started < 60 * minutes:
             synchronisations, begun, before = 0, time.process_time(), done

@@ -290,8 +290,8 @@ _HOST = [
     (
         "step loses the window",
         CPU,
-        "self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None, writes)",
-        "self.gather(idx_mapping, num_reqs_padded, None, None, writes)",
+        "self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None, staged)",
+        "self.gather(idx_mapping, num_reqs_padded, None, None, staged)",
     ),
     (
         "a step is two launches",

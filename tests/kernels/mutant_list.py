@@ -64,7 +64,7 @@ KERNEL_MUTANTS = [
     ("the column is not held inside the row", TILES, "tl.minimum(column, width - 1)", "column"),
     ("tile tail not padded", TILES, "    tl.store(group_slots_ptr + token, slots, mask=token < capacity)\n", "    tl.store(group_slots_ptr + token, slots, mask=live)\n"),
     ("tile beyond the capacity", TILES, "    tl.store(group_slots_ptr + token, slots, mask=token < capacity)\n", "    tl.store(group_slots_ptr + token, slots)\n"),
-    ("padding begins one tile late", TILES, "begin = tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) * TILE", "begin = (tl.maximum(tl.cdiv(num_tokens, TILE), num_tiles) + 1) * TILE"),
+    ("padding begins one tile late", TILES, "begin = tl.maximum(tl.cdiv(tl.minimum(given, limit), TILE), num_tiles) * TILE", "begin = (tl.maximum(tl.cdiv(tl.minimum(given, limit), TILE), num_tiles) + 1) * TILE"),
     ("tiles that were not planned are skipped", TILES, "range(x + num_tiles, tl.cdiv(num_tokens, TILE), num_tiles)", "range(x + num_tiles, 0, num_tiles)"),
     # The gather
     ("ignore the generation", STEP, "kept = key == old_key", "kept = key % max_num_reqs == old_key % max_num_reqs"),
