@@ -5,6 +5,9 @@ PYTHON ?= python3
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTEST_ARGS ?=
 
+# Two processes: as many as the smallest machine has cores. Tests of one file share what they build.
+TWO := -n 2 --dist loadfile
+
 RUN := .venv/bin/python
 ENV := .venv/.installed
 
@@ -33,13 +36,13 @@ demo: $(ENV)
 test: forget-coverage test-main test-interpreted test-wheel $(EXTRA_TESTS) coverage
 
 test-main: $(ENV)
-	$(call MEASURED_PYTEST,$(RUN)) $(PYTEST_ARGS)
+	$(call MEASURED_PYTEST,$(RUN)) $(TWO) $(PYTEST_ARGS)
 
 # Triton decides at import whether its kernels are compiled or interpreted. The simulated steps
 # cover nothing that the others do not, and take twice as long when coverage is measured.
 SIMULATED := tests/kernels/interpreted/test_simulated.py
 test-interpreted: $(ENV)
-	TRITON_INTERPRET=1 $(call MEASURED_PYTEST,$(RUN)) tests/kernels/interpreted $(PYTEST_ARGS) \
+	TRITON_INTERPRET=1 $(call MEASURED_PYTEST,$(RUN)) tests/kernels/interpreted -n 2 $(PYTEST_ARGS) \
 		--ignore $(SIMULATED)
 	TRITON_INTERPRET=1 $(RUN) -m pytest $(SIMULATED) $(PYTEST_ARGS)
 
@@ -56,7 +59,7 @@ test-ascend: .venv-ascend/.installed
 	.venv-ascend/bin/python -m pytest tests/ascend $(PYTEST_ARGS)
 
 test-vllm: .venv-vllm/.installed
-	$(call MEASURED_PYTEST,.venv-vllm/bin/python) tests/vllm $(PYTEST_ARGS)
+	$(call MEASURED_PYTEST,.venv-vllm/bin/python) tests/vllm $(TWO) $(PYTEST_ARGS)
 
 forget-coverage:
 	rm -f .coverage .coverage.*

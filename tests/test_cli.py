@@ -329,6 +329,13 @@ def test_warmup_lists_what_a_backend_compiled(
     assert capsys.readouterr().out == "2 variants on cpu in 1.50 s\nsmall\nlarge\n"
 
 
+@pytest.fixture
+def not_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-benchmark measures nothing where it sees pytest-xdist's mark."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
+@pytest.mark.usefixtures("not_in_a_worker")
 def test_bench_runs_one_benchmark_and_keeps_the_measurements(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -353,6 +360,7 @@ def _own_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bench" / "bench_own.py"
 
 
+@pytest.mark.usefixtures("not_in_a_worker")
 def test_bench_shows_a_peer_measured_in_turns(
     own_benchmarks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
