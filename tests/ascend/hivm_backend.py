@@ -63,7 +63,7 @@ class HivmLauncher(Launcher):
                 assert isinstance(argument, int)
                 given.append(argument)
             elif flat.ctypes.data in first:
-                given.append(Alias(first[flat.ctypes.data]))
+                given.append(Alias(first[flat.ctypes.data], flat.dtype))
             else:
                 first[flat.ctypes.data] = number
                 given.append(flat)
