@@ -33,7 +33,9 @@ UB_GOAL = 96 * 1024
 def sources() -> str:
     """A digest of what is verified and of what verifies it."""
     digest = hashlib.sha256()
-    for path in sorted([*ROOT.glob("fused_slots/**/*.py"), *ROOT.glob("tests/ascend/**/*.py")]):
+    patterns = ("kernels/*.py", "backends/*.py", "plan_ascend.py", "reference.py")
+    package = [path for pattern in patterns for path in ROOT.glob(f"fused_slots/{pattern}")]
+    for path in sorted([*package, *ROOT.glob("tests/ascend/**/*.py")]):
         if not path.name.startswith(("test_", "conftest")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
@@ -48,7 +50,7 @@ def verify_part(target: str, kind: str, number: int, cases: int) -> dict[str, An
     from all_variants import KINDS, variants_by_kind
     from checked import CheckedVariant
 
-    variant = variants_by_kind(target)[kind][number]
+    variant = variants_by_kind()[kind][number]
     started, failure = time.perf_counter(), None
     checked = CheckedVariant(KINDS[kind], target, variant)
     try:
@@ -94,17 +96,21 @@ def summarise(results: list[dict[str, Any]], num_variants: int) -> dict[str, Any
 
 def verify(target: str, cases: int, minutes: float, processes: int) -> int:
     """Run what is left of one target's variants and write the sum; 1 if a rule is broken."""
-    from all_variants import variants_by_kind
+    from all_variants import pairwise, variants_by_kind
 
     deadline = time.monotonic() + 60 * minutes
-    results, waiting = [], []
-    for kind, variants in variants_by_kind(target).items():
+    results: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str, int, int]] = []
+    pairs = pairwise(v for variants in variants_by_kind().values() for v in variants)
+    for kind, variants in variants_by_kind().items():
         for number, variant in enumerate(variants):
             path = part_path(target, str(variant), cases)
             if path.exists():
                 results.append(json.loads(path.read_text()))
             else:
-                waiting.append((target, kind, number, cases))
+                # First those that cover most.
+                waiting.insert(0 if variant in pairs else len(waiting),
+                               (target, kind, number, cases))  # fmt: skip
     num_variants = len(results) + len(waiting)
     with ProcessPoolExecutor(processes) as pool:
         running = {}

@@ -7,9 +7,11 @@ tokens are replayed, and the dtypes: so one manager of each combination knows th
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from itertools import combinations, product
 
 import torch
+from compile import ASCEND_910B3
 from hivm_backend import executed_on
 from kernel_cases import FIRST_OF_THREE, OTHERS, POWERS, RING, SECOND_OF_TWO, Setup
 
@@ -47,12 +49,13 @@ KINDS = _setups()
 """A configuration for each combination; all of them also run without replay."""
 
 
-def variants_by_kind(target: str) -> dict[str, list[Variant]]:
-    """Every variant, under the first configuration that has it."""
+@cache
+def variants_by_kind() -> dict[str, list[Variant]]:
+    """Every variant, under the first configuration that has it; for all targets the same."""
     known: set[Variant] = set()
     found: dict[str, list[Variant]] = {}
     for kind, setup in KINDS.items():
-        with executed_on(target):
+        with executed_on(ASCEND_910B3):
             backend = setup.make()._backend
         found[kind] = [variant for variant in backend.variants() if variant not in known]
         known.update(found[kind])

@@ -95,6 +95,7 @@ class FakeNpu:
 
     def compile(self, source: Any, target: Any = None, options: Any = None) -> Any:
         assert not self.capturing
+        assert options == {"multibuffer": False}
         kernel = _FakeCompiled(self, source)
         self.compiled.append(kernel)
         return kernel
