@@ -158,7 +158,9 @@ _KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "with_empty": lambda rng, capacity: rng.choice([0, 0, 2, 3], int(rng.integers(1, 25))),
     "no_tokens": lambda rng, capacity: np.zeros(int(rng.integers(1, 5)), int),
     "full": lambda rng, capacity: np.array([capacity - 32, 31, 1]),
-    "tile_edges": lambda rng, capacity: np.array([capacity // 2 - 1, 1, 1, 256]) + rng.integers(-1, 2, 4),
+    "tile_edges": lambda rng, capacity: (
+        np.array([capacity // 2 - 1, 1, 1, 256]) + rng.integers(-1, 2, 4)
+    ),
 }  # fmt: skip
 
 

@@ -262,8 +262,8 @@ def test_plans_give_each_role_a_program_and_no_more_than_the_cores(
 ) -> None:
     for pieces in (1, 10, 10**9):
         plan = plan_ascend.plan_launch(
-            num_groups, cores, plan_ascend.SHORT, capacity=pieces, num_tokens=pieces // 2, num_slots=pieces,
-            num_written_rows=pieces,
+            num_groups, cores, plan_ascend.SHORT, capacity=pieces, num_tokens=pieces // 2,
+            num_slots=pieces, num_written_rows=pieces,
         )  # fmt: skip
         roles = (plan.num_tiles, plan.num_pad, plan.num_gather, plan.num_write)
         assert all(1 <= role <= max(cores // num_groups, 1) for role in roles)
