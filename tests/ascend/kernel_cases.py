@@ -143,7 +143,7 @@ def random_batch(setup: Setup, rows: list[dict[int, list[int]]], rng: np.random.
     _disturb(position, reach, rng)
     replay = None
     if setup.replay_window:
-        replay = np.where(rng.random(num_reqs) < 0.5, rng.integers(0, reach, num_reqs), 0)
+        replay = np.where(rng.random(num_reqs) < 0.5, rng.integers(0, reach + 1, num_reqs), 0)
         replay = replay.astype(np.int32)
     return Batch(kind, rows, index, starts, position, replay)
 
