@@ -83,8 +83,9 @@ bench-compare: $(ENV)
 	.venv/bin/pytest-benchmark compare .cache/bench/before.json bench/results/latest.json \
 		--columns=median,iqr,rounds --group-by=fullname
 
-verify-long: $(ENV)
+verify-long: $(ENV) .venv-ascend/.installed
 	$(RUN) bench/verify_long.py
+	.venv-ascend/bin/python bench/verify_ascend.py
 
 clean:
 	rm -rf .venv .venv-ascend .venv-vllm .cache build dist fused_slots/_staging*.so

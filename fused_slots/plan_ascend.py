@@ -8,22 +8,32 @@ plan it looks at sizes alone. Figures behind the choices: docs/ascend.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fused_slots.plan import ceil_div
 
-SHORT_TILE = 32
-"""Tokens of a tile where queries are short (decode, speculation): rows differ within a tile."""
 
-LONG_TILE = 128
-"""Tokens of a tile elsewhere; larger ones do more at a time but need more on-chip memory."""
+class Tiles(NamedTuple):
+    """How programs take tokens: `span` at a time, and `tile` of them where they are mixed."""
 
-LONG_MAP_TILE = 256
-"""The same where slots are all that a launch makes, and divisions are shifts."""
+    span: int
+    tile: int
+
+
+SHORT = Tiles(32, 32)
+"""Where queries are short (decode, speculation): rows differ within a tile."""
+
+LONG_MAP = Tiles(512, 128)
+"""Elsewhere, where slots are all that a launch makes: a span is mostly a run of one request. Larger
+tiles do more at a time but need more on-chip memory."""
+
+LONG_STEP = Tiles(256, 64)
+"""The same in a whole step, whose other roles need on-chip memory, too."""
 
 SHORT_QUERY = 8
 """Mean query length up to which tiles are short."""
 
-PAD_TILE = 1024
+PAD_TILE = 512
 """Slots that a padding program writes at a time."""
 
 SLOTS = 32
@@ -31,9 +41,6 @@ SLOTS = 32
 
 COLUMNS = 512
 """Columns that a transfer of a gathering or writing program copies."""
-
-MAX_ROWS_ON_CHIP = 1024
-"""max_num_reqs up to which a program holds one number for each row on chip."""
 
 MAX_GRID = 65535
 """Programs of a launch that the runtime accepts."""
@@ -47,7 +54,7 @@ class AscendPlan:
     """Programs of each role, for each group, and the tile of tokens.
 
     Args:
-        tile: tokens of a tile.
+        tiles: tokens that a program takes at a time.
         num_tiles: programs that map tokens.
         num_pad: programs that write PAD behind the last token.
         num_gather: programs that bring gathered tables up to date.
@@ -55,7 +62,7 @@ class AscendPlan:
         search_steps: steps of the search for a token's request.
     """
 
-    tile: int
+    tiles: Tiles
     num_tiles: int = 0
     num_pad: int = 0
     num_gather: int = 0
@@ -69,20 +76,26 @@ class AscendPlan:
 
     def reason(self) -> str:
         """Why this plan and no other, in a sentence."""
-        if self.tile == SHORT_TILE:
-            return f"queries are short on average: tiles of {self.tile} tokens of many requests"
-        return f"queries are long on average: tiles of {self.tile} tokens, mostly of one request"
+        span = self.tiles.span
+        if self.tiles == SHORT:
+            return f"queries are short on average: {span} tokens of many requests at a time"
+        return f"queries are long on average: {span} tokens at a time, mostly of one request"
 
 
-def choose_tile(num_reqs: int, num_tokens: int, long_tile: int) -> int:
-    """Tokens of a tile for a batch of these sizes."""
-    return SHORT_TILE if num_tokens <= SHORT_QUERY * num_reqs else long_tile
+def choose_tiles(num_reqs: int, num_tokens: int, long: Tiles) -> Tiles:
+    """How programs take the tokens of a batch of these sizes."""
+    return SHORT if num_tokens <= SHORT_QUERY * num_reqs else long
+
+
+def without_runs(tiles: Tiles) -> Tiles:
+    """The same under context parallelism, where a rank's slots are not in runs."""
+    return Tiles(tiles.tile, tiles.tile)
 
 
 def plan_launch(
     num_groups: int,
     num_cores: int,
-    tile: int,
+    tiles: Tiles,
     *,
     capacity: int = 0,
     num_reqs: int = 0,
@@ -95,7 +108,7 @@ def plan_launch(
     Args:
         num_groups: KV cache groups.
         num_cores: vector cores of the device.
-        tile: tokens of a tile.
+        tiles: tokens that a program takes at a time.
         capacity: width of the slot mappings that are written, 0 = none are.
         num_reqs: batch entries.
         num_tokens: tokens that the caller expects; more or fewer may come and are mapped right.
@@ -110,20 +123,13 @@ def plan_launch(
     num_tiles = num_pad = 0
     if capacity:
         tokens = min(num_tokens, capacity)
-        num_tiles = max(programs(ceil_div(tokens, tile)), 1)
+        num_tiles = max(programs(ceil_div(tokens, tiles.span)), 1)
         num_pad = max(programs(ceil_div(capacity - tokens, PAD_TILE)), 1)
     return AscendPlan(
-        tile=tile,
+        tiles=tiles,
         num_tiles=num_tiles,
         num_pad=num_pad,
         num_gather=programs(ceil_div(num_slots, SLOTS)),
         num_write=programs(num_written_rows),
         search_steps=max(num_reqs - 1, 0).bit_length(),
     )
-
-
-def rows_on_chip(max_num_reqs: int) -> int:
-    """Lanes that hold a number for each row on chip; 0 where rows are too many for that."""
-    if max_num_reqs > MAX_ROWS_ON_CHIP:
-        return 0
-    return max(SLOTS, 1 << (max_num_reqs - 1).bit_length())

@@ -24,6 +24,10 @@ from fused_slots.backends.triton_backend import T
 from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
 from fused_slots.layout import TableLayout
 
+COMPILE_OPTIONS = {"multibuffer": False}
+"""Loops seldom have a second iteration to load ahead for, so on-chip memory goes to larger tiles
+instead of second buffers."""
+
 
 class AscendBackend(AscendOperations):
     """Block tables in NPU memory; `device` without an index is the current device."""
@@ -104,7 +108,8 @@ class AscendLauncher(Launcher):
             # triton-ascend 3.2: the signature names runtime arguments only.
             compiled = triton.compile(
                 ASTSource(kernel, runtime_signature(kernel, variant, changing_types, fixed),
-                          dict(variant.constants))
+                          dict(variant.constants)),
+                options=dict(COMPILE_OPTIONS),
             )  # fmt: skip
             compiled._init_handles()
         self._compiled += 1

@@ -20,10 +20,11 @@ from fused_slots.backends.triton_backend import KEPT_OUT_TABLES, TritonBackend
 from fused_slots.faults import INT32_MAX, ConfigurationError, Fault
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan
-from fused_slots.plan_ascend import AscendPlan, choose_tile, plan_launch
+from fused_slots.plan_ascend import AscendPlan, Tiles, choose_tiles, plan_launch
 from fused_slots.rows import HostRows
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
+_MAPS_NOTHING = (("SHARDED", False), ("RING", False), ("REPLAY", False))
 
 
 class AscendOperations(TritonBackend):
@@ -42,10 +43,11 @@ class AscendOperations(TritonBackend):
         self._slot_states = self.allocate((4, groups, rows), torch.int32, 0)
         self._row_generations = self.allocate((rows,), torch.int32, 0)
         self._no_lines = self.allocate((3 * groups,), torch.int64, 0)
-        self._long_map_tile = (
-            plan_ascend.LONG_MAP_TILE if self._powers_of_two else plan_ascend.LONG_TILE
-        )
-        self._rows_on_chip = plan_ascend.rows_on_chip(rows)
+        self._long_map, self._long_step = plan_ascend.LONG_MAP, plan_ascend.LONG_STEP
+        if self._sharded:
+            self._long_map, self._long_step = map(
+                plan_ascend.without_runs, (self._long_map, self._long_step)
+            )
         self._packer = AscendPacker(layout)
         self.num_cores = self.count_cores()
 
@@ -64,23 +66,24 @@ class AscendOperations(TritonBackend):
     ) -> None:
         num_reqs = idx_mapping.shape[0]
         planned = self._plan(
-            choose_tile(num_reqs, num_tokens_padded, self._long_map_tile),
+            choose_tiles(num_reqs, num_tokens_padded, self._long_map),
             capacity=out.shape[1],
             num_reqs=num_reqs,
             num_tokens=num_tokens_padded,
         )
         replay = replay_start is not None and self.layout.replay_window > 0
-        variant = self._map_variant(idx_mapping.dtype, out.dtype, planned.tile, replay, flat=False)
+        variant = self._map_variant(idx_mapping.dtype, out.dtype, planned.tiles, replay, flat=False)
         starts = self._no_packet if replay_start is None else replay_start
-        tensors = (out, idx_mapping, query_start_loc, positions, starts)
+        tensors = (out, idx_mapping, query_start_loc, positions, self._words(positions), starts)
         self._launch_map(variant, planned, tensors, num_reqs)
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens = rows.shape[0]
-        tile = plan_ascend.SHORT_TILE
-        planned = self._plan(tile, capacity=out.shape[1], num_tokens=num_tokens)
-        variant = self._map_variant(rows.dtype, out.dtype, tile, False, flat=True)
-        tensors = (out, rows, self._no_packet, positions, self._no_packet)
+        tiles = plan_ascend.SHORT
+        planned = self._plan(tiles, capacity=out.shape[1], num_tokens=num_tokens)
+        variant = self._map_variant(rows.dtype, out.dtype, tiles, False, flat=True)
+        nothing = self._no_packet
+        tensors = (out, rows, nothing, positions, self._words(positions), nothing)
         self._launch_map(variant, planned, tensors, 0)
 
     def clear_input_tables(self, num_reqs: int) -> None:
@@ -101,24 +104,24 @@ class AscendOperations(TritonBackend):
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         capacity = self.layout.max_num_batched_tokens
-        tile = choose_tile(num_reqs, num_tokens, self._long_map_tile)
-        planned = self._plan(tile, capacity=capacity, num_tokens=num_tokens)
+        tiles = choose_tiles(num_reqs, num_tokens, self._long_map)
+        planned = self._plan(tiles, capacity=capacity, num_tokens=num_tokens)
         dtype = self.layout.slot_dtype
-        variant = self._map_variant(torch.int32, dtype, planned.tile, False, flat=False)
+        variant = self._map_variant(torch.int32, dtype, planned.tiles, False, flat=False)
         grid = (1, self.layout.num_groups * planned.programs)
         return LaunchPlan(grid, str(variant), planned.reason())
 
     def variants(self) -> Iterator[Variant]:
         """Every variant that a call can choose."""
         replays = (False, True) if self.layout.replay_window else (False,)
-        short = plan_ascend.SHORT_TILE
+        short = plan_ascend.SHORT
         for index_dtype in _INDEX_DTYPES:
             for replay in replays:
-                for tile in (short, self._long_map_tile):
+                for tiles in (short, self._long_map):
                     for out_dtype in _INDEX_DTYPES:
-                        yield self._map_variant(index_dtype, out_dtype, tile, replay, flat=False)
-                for tile in (short, plan_ascend.LONG_TILE):
-                    yield self._step_choice(index_dtype, tile, replay, whole=False)
+                        yield self._map_variant(index_dtype, out_dtype, tiles, replay, flat=False)
+                for tiles in (short, self._long_step):
+                    yield self._step_choice(index_dtype, tiles, replay, whole=False)
             for out_dtype in _INDEX_DTYPES:
                 yield self._map_variant(index_dtype, out_dtype, short, False, flat=True)
             yield self._step_choice(index_dtype, short, False, whole=True)
@@ -140,7 +143,7 @@ class AscendOperations(TritonBackend):
         maps, whole = query_start_loc is not None, out is not None
         num_slots, gathered, lines = 0, self.input_arena, self._no_lines
         if out is not None:
-            num_slots = num_reqs_padded
+            num_slots, slots = num_reqs_padded, nothing
             gathered, lines = self._out_lines(out)
         elif idx_mapping is not None:
             num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)
@@ -149,9 +152,9 @@ class AscendOperations(TritonBackend):
                 self._captured_rows = max(self._captured_rows, num_reqs)
         written = 0 if staged is None else staged.num_staged_rows
         planned = self._plan(
-            choose_tile(num_reqs, num_tokens_padded, plan_ascend.LONG_TILE)
+            choose_tiles(num_reqs, num_tokens_padded, self._long_step)
             if maps
-            else plan_ascend.SHORT_TILE,
+            else plan_ascend.SHORT,
             capacity=layout.max_num_batched_tokens if maps else 0,
             num_reqs=num_reqs,
             num_tokens=num_tokens_padded,
@@ -165,13 +168,15 @@ class AscendOperations(TritonBackend):
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
         if num_computed_tokens is None or self._sharded:
             num_computed_tokens = nothing
+        places = self._details if positions is None else positions
         tensors = (
             slots,
             gathered,
             lines,
             nothing if idx_mapping is None else idx_mapping,
             nothing if query_start_loc is None else query_start_loc,
-            self._details if positions is None else positions,
+            places,
+            self._words(places),
             nothing if replay_start is None else replay_start,
             num_computed_tokens,
             planes.filled,
@@ -194,13 +199,13 @@ class AscendOperations(TritonBackend):
             planned.num_write,
             planned.search_steps,
         )
-        variant = self._step_choice(index_dtype, planned.tile, replay, whole)
+        variant = self._step_choice(index_dtype, planned.tiles, replay, whole)
         self._bound(variant)(planned.programs, tensors, numbers)
         if staged is not None:
             self.uploaded_packet_used()
 
-    def _plan(self, tile: int, **sizes: int) -> AscendPlan:
-        return plan_launch(self.layout.num_groups, self.num_cores, tile, **sizes)
+    def _plan(self, tiles: Tiles, **sizes: int) -> AscendPlan:
+        return plan_launch(self.layout.num_groups, self.num_cores, tiles, **sizes)
 
     def _staged_planes(self, staged: HostRows | None) -> StagedPlanes:
         """Row lengths and staged ids, from the packet, or those on the device if it is None."""
@@ -232,6 +237,13 @@ class AscendOperations(TritonBackend):
         """The table that the others are found from."""
         return min(out, key=lambda table: table.data_ptr())
 
+    def _words(self, positions: torch.Tensor) -> torch.Tensor:
+        """The same memory as int32, which only divisions by other sizes read."""
+        if self._powers_of_two:
+            return self._no_packet
+        # A tensor of one or no element may have any stride, which view() refuses.
+        return positions.as_strided(positions.shape, (1,)).view(torch.int32)
+
     def _launch_map(
         self,
         variant: Variant,
@@ -248,26 +260,27 @@ class AscendOperations(TritonBackend):
         self,
         index_dtype: torch.dtype,
         slot_dtype: torch.dtype,
-        tile: int,
+        tiles: Tiles,
         replay: bool,
         flat: bool,
     ) -> Variant:
-        sizes = (("TILE", tile), ("PAD_TILE", plan_ascend.PAD_TILE), ("FLAT", flat))
-        constants = (*sizes, *self._choices(replay), ("ROWS", self._rows_on_chip))
+        sizes = (*_sizes(tiles), ("FLAT", flat))
+        constants = (*sizes, *self._choices(replay))
         return Variant("slots_on_ascend", index_dtype, slot_dtype, constants, num_warps=1)
 
     def _step_choice(
-        self, index_dtype: torch.dtype, tile: int, replay: bool, whole: bool
+        self, index_dtype: torch.dtype, tiles: Tiles, replay: bool, whole: bool
     ) -> Variant:
         sizes = (
-            ("TILE", tile),
-            ("PAD_TILE", plan_ascend.PAD_TILE),
+            *_sizes(tiles),
             ("SLOTS", plan_ascend.SLOTS),
             ("COLUMNS", plan_ascend.COLUMNS),
         )
-        flags = (*self._choices(replay), ("WHOLE", whole), ("ROWS", self._rows_on_chip))
-        slot_dtype = self.layout.slot_dtype
-        return Variant("step_on_ascend", index_dtype, slot_dtype, (*sizes, *flags), num_warps=1)
+        slot_dtype, choices = self.layout.slot_dtype, self._choices(replay)
+        if whole:  # A gather into other tables maps nothing.
+            slot_dtype, choices = torch.int32, (("POW2", self._powers_of_two), *_MAPS_NOTHING)
+        constants = (*sizes, *choices, ("WHOLE", whole))
+        return Variant("step_on_ascend", index_dtype, slot_dtype, constants, num_warps=1)
 
     def _choices(self, replay: bool) -> tuple[tuple[str, bool], ...]:
         return (
@@ -293,14 +306,18 @@ class AscendOperations(TritonBackend):
         tables: tuple[torch.Tensor, ...] = (self._descriptor, self.arena, self.num_columns)
         if variant.kernel == "step_on_ascend":
             kernel = step_ascend.step_on_ascend
-            types = [slot, "*i32", "*i64", index, "*i32", "*i64", *["*i32"] * 8]
+            types = [slot, "*i32", "*i64", index, "*i32", "*i64", *["*i32"] * 9]
             types += ["i64", *["i32"] * 10]
             tables += (self._row_generations, self._slot_states)
         else:
             kernel = slot_mapping_ascend.slots_on_ascend
-            types = [slot, index, "*i32", "*i64", "*i32", "i64", *["i32"] * 6]
+            types = [slot, index, "*i32", "*i64", "*i32", "*i32", "i64", *["i32"] * 6]
         fixed = FixedArguments((*tables, self._fault_counts), numbers)
         return self.launcher.bind(kernel, variant, layout.num_groups, types, fixed)
+
+
+def _sizes(tiles: Tiles) -> tuple[tuple[str, int], ...]:
+    return (("SPAN", tiles.span), ("TILE", tiles.tile), ("PAD_TILE", plan_ascend.PAD_TILE))
 
 
 def check_int32_slots(layout: TableLayout) -> None:

@@ -12,22 +12,16 @@ import triton.language as tl
 
 from fused_slots.kernels.descriptor import (
     CACHEABLE,
-    COLUMN_SHIFT,
-    COLUMN_SIZE,
     COLUMNS_PER_BLOCK,
-    DESCRIPTOR_WIDTH,
-    KIND,
     KIND_NONE,
     KIND_RING,
-    OFFSET,
-    OFFSET_UNIT,
     RANK,
     SHARDS,
     SHARDS_SHIFT,
     VIRTUAL_SHIFT,
     VIRTUAL_SIZE,
-    WIDTH,
 )
+from fused_slots.kernels.entries_ascend import gather_in_tile, table_entries
 from fused_slots.kernels.mapping import (
     COLUMN_OUT_OF_ROW,
     EMPTY_RING,
@@ -37,8 +31,6 @@ from fused_slots.kernels.mapping import (
 )
 
 FAR = tl.constexpr(2147483648.0)
-WINDOW = tl.constexpr(64)
-"""Columns that a tile within one row reads at once."""
 
 
 @triton.jit
@@ -79,115 +71,37 @@ def quotient(value, divisor, shift, POW2: tl.constexpr):
 
 
 @triton.jit
-def remainder(position, place, size, shift, POW2: tl.constexpr):
+def far_remainder(words_ptr, first, num_tokens, size, TILE: tl.constexpr):
+    """position mod size of a tile of int64 positions >= 0, from their two words, bit by bit.
+
+    An int64 remainder would be a scalar loop, and so would be taking the high word from an int64.
+    """
+    word = 2 * first + tl.arange(0, 2 * TILE)
+    words = tl.load(words_ptr + word, mask=word < 2 * num_tokens, other=0)
+    lane = tl.arange(0, TILE)
+    result = lane * 0
+    for half in range(2):
+        bits = gather_in_tile(words, 2 * lane + 1 - half)
+        for step in range(32):
+            # 2 * result + bit - size in [-size, size), without leaving int32 on the way.
+            left = (result - size) + result + ((bits >> (31 - step)) & 1)
+            result = left + ((left >> 31) & size)
+    return result
+
+
+@triton.jit
+def remainder(
+    position, place, words_ptr, first, num_tokens, size, shift,
+    TILE: tl.constexpr, POW2: tl.constexpr,
+):  # fmt: skip
     """position mod size of an int64 position >= 0; `place` is it clamped to int32."""
     if POW2:
         return position.to(tl.int32) & (size - 1)
     else:
         result = place - quotient(place, size, shift, POW2) * size
         if tl.max(place, axis=0) == INT32_MAX:
-            result = (position % size).to(tl.int32)
+            result = far_remainder(words_ptr, first, num_tokens, size, TILE)
         return result
-
-
-@triton.jit
-def gather_in_tile(values, lane):
-    """values[lane] in on-chip memory; by bitcast, since int32 cannot be gathered there."""
-    return tl.gather(values.to(tl.float32, bitcast=True), lane, 0).to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def of_rows(numbers_ptr, row, max_num_reqs, ROWS: tl.constexpr):
-    """numbers[row] of a vector of rows; all numbers are read at once where they fit on chip."""
-    if ROWS > 0:
-        line = tl.arange(0, ROWS)
-        numbers = tl.load(numbers_ptr + line, mask=line < max_num_reqs, other=0)
-        return gather_in_tile(numbers, row)
-    else:
-        return tl.load(numbers_ptr + row)
-
-
-@triton.jit
-def load_chosen(pointer, chosen, element):
-    """pointer[element] where chosen, else any number; what is not chosen is not read."""
-    read = tl.max(tl.where(chosen, element, -1), axis=0)
-    values = element * 0
-    if read >= 0:
-        # Through a select, so that the address is computed as a vector and not lane by lane.
-        values = tl.load(pointer + tl.where(chosen, element, read))
-    return values
-
-
-@triton.jit
-def window_of_row(
-    row, lowest, filled, starts_ptr, bases_ptr, ids_ptr, table_ptr, width,
-    STAGED: tl.constexpr,
-):  # fmt: skip
-    """WINDOW columns of one row, from `lowest` on, as one transfer (two in a row being written)."""
-    lane = tl.arange(0, WINDOW)
-    entries_ptr = table_ptr + row.to(tl.int64) * width + lowest
-    if STAGED:
-        start = tl.load(starts_ptr + row)
-        window = tl.load(entries_ptr + lane, mask=lane < start - lowest, other=0)
-        if filled > start:
-            first = tl.maximum(start, lowest)
-            staged_ptr = ids_ptr + tl.load(bases_ptr + row).to(tl.int64) + lowest
-            inside = (lane >= first - lowest) & (lane < filled - lowest)
-            staged = tl.load(staged_ptr + lane, mask=inside, other=0)
-            window = tl.where(lane < start - lowest, window, staged)
-    else:
-        window = tl.load(entries_ptr + lane, mask=lane < width - lowest, other=0)
-    return window
-
-
-@triton.jit
-def table_entries(
-    wanted,
-    row,
-    column,
-    filled_ptr,
-    starts_ptr,
-    bases_ptr,
-    ids_ptr,
-    table_ptr,
-    width,
-    max_num_reqs,
-    ROWS: tl.constexpr,
-    STAGED: tl.constexpr,
-):
-    """Filled columns of each token's row, and the id in its column; column in [0, width).
-
-    A tile within one row and WINDOW columns reads both in one transfer; others token by token.
-    STAGED: columns from starts[row] on are being written by this launch and are read from the
-    staged ids, at bases[row] + column.
-    """
-    lowest_row = tl.min(tl.where(wanted, row, INT32_MAX), axis=0)
-    highest_row = tl.max(tl.where(wanted, row, -1), axis=0)
-    lowest = tl.minimum(tl.min(tl.where(wanted, column, INT32_MAX), axis=0), width - 1)
-    highest = tl.max(tl.where(wanted, column, -1), axis=0)
-    if (highest_row <= lowest_row) & (highest - lowest < WINDOW):
-        only_row = tl.maximum(highest_row, 0)
-        length = tl.load(filled_ptr + only_row)
-        filled = column * 0 + length
-        window = window_of_row(
-            only_row, lowest, length, starts_ptr, bases_ptr, ids_ptr, table_ptr, width,
-            STAGED,
-        )  # fmt: skip
-        block_id = gather_in_tile(window, tl.minimum(tl.maximum(column - lowest, 0), WINDOW - 1))
-    else:
-        filled = of_rows(filled_ptr, row, max_num_reqs, ROWS)
-        # int32: the manager refuses tables of 2^31 columns in all rows.
-        element = row * width + column
-        if STAGED:
-            start = of_rows(starts_ptr, row, max_num_reqs, ROWS)
-            block_id = load_chosen(table_ptr, wanted & (column < start), element)
-            staged = wanted & (column >= start) & (column < filled)
-            if tl.max(staged.to(tl.int32), axis=0) > 0:
-                place = of_rows(bases_ptr, row, max_num_reqs, ROWS) + column
-                block_id = tl.where(staged, load_chosen(ids_ptr, staged, place), block_id)
-        else:
-            block_id = tl.load(table_ptr + tl.where(wanted, element, 0))
-    return filled, block_id
 
 
 @triton.jit
@@ -203,10 +117,17 @@ def map_tile(
     row,
     position,
     replay_start,
+    first_token,
+    num_tokens,
+    words_ptr,
     g,
     num_groups,
-    descriptor_ptr,
-    arena_ptr,
+    group,
+    kind,
+    width,
+    column_size,
+    column_shift,
+    table_ptr,
     filled_ptr,
     starts_ptr,
     bases_ptr,
@@ -217,19 +138,14 @@ def map_tile(
     interleave_shift,
     replay_window,
     SLOT_DTYPE: tl.constexpr,
+    TILE: tl.constexpr,
     POW2: tl.constexpr,
     SHARDED: tl.constexpr,
     RING: tl.constexpr,
     REPLAY: tl.constexpr,
-    ROWS: tl.constexpr,
     STAGED: tl.constexpr,
 ):
     """Slots of a tile of tokens of one group, PAD where a token has none; faults are counted."""
-    group = descriptor_ptr + g * DESCRIPTOR_WIDTH
-    kind = tl.load(group + KIND)
-    width = tl.load(group + WIDTH)
-    column_size = tl.load(group + COLUMN_SIZE)
-    column_shift = tl.load(group + COLUMN_SHIFT)
     place = clamp_int64(position)
     wanted = live & (row >= 0) & (row < max_num_reqs) & (place >= 0) & (kind != KIND_NONE)
     if REPLAY:
@@ -241,7 +157,10 @@ def map_tile(
         virtual_size = tl.load(group + VIRTUAL_SIZE)
         virtual_shift = tl.load(group + VIRTUAL_SHIFT)
         shards = tl.load(group + SHARDS)
-        within = remainder(position, place, virtual_size, virtual_shift, POW2)
+        within = remainder(
+            position, place, words_ptr, first_token, num_tokens, virtual_size, virtual_shift,
+            TILE, POW2,
+        )  # fmt: skip
         run = quotient(within, interleave, interleave_shift, POW2)
         stripe = quotient(run, shards, tl.load(group + SHARDS_SHIFT), POW2)
         wanted = wanted & (run - stripe * shards == tl.load(group + RANK))
@@ -255,23 +174,23 @@ def map_tile(
         column = quotient(place, column_size, column_shift, POW2)
         offset = place - column * column_size
     if RING:
-        ring_offset = remainder(position, place, column_size, column_shift, POW2)
+        ring_offset = remainder(
+            position, place, words_ptr, first_token, num_tokens, column_size, column_shift,
+            TILE, POW2,
+        )  # fmt: skip
         offset = tl.where(kind == KIND_RING, ring_offset, offset)
         column = tl.where(kind == KIND_RING, 0, column)
-    first = arena_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
-    safe_row = tl.where(wanted, row, 0)
     filled, block_id = table_entries(
         wanted,
-        safe_row,
+        tl.where(wanted, row, 0),
         tl.minimum(tl.maximum(column, 0), width - 1),
-        filled_ptr + g * max_num_reqs,
-        starts_ptr + g * max_num_reqs,
-        bases_ptr + g * max_num_reqs,
+        filled_ptr,
+        starts_ptr,
+        bases_ptr,
         ids_ptr,
-        first,
+        table_ptr,
         width,
         max_num_reqs,
-        ROWS,
         STAGED,
     )
     code = tl.where(kind == KIND_RING, EMPTY_RING, COLUMN_OUT_OF_ROW)

@@ -7,13 +7,19 @@ p working for group p mod G; every role strides over its work, so any number of 
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.mapping import PAD, TOKENS_OVER_CAPACITY
-from fused_slots.kernels.mapping_ascend import (
-    clamp_rows,
-    gather_in_tile,
-    load_row,
-    map_tile,
+from fused_slots.kernels.descriptor import (
+    COLUMN_SHIFT,
+    COLUMN_SIZE,
+    DESCRIPTOR_WIDTH,
+    KIND,
+    OFFSET,
+    OFFSET_UNIT,
+    WIDTH,
 )
+from fused_slots.kernels.entries_ascend import gather_in_tile
+from fused_slots.kernels.mapping import PAD, TOKENS_OVER_CAPACITY
+from fused_slots.kernels.mapping_ascend import clamp_rows, load_row, map_tile
+from fused_slots.kernels.run_ascend import map_run
 
 
 @triton.jit
@@ -80,7 +86,7 @@ def requests_of_tile(
 
 
 @triton.jit
-def map_tiles(
+def map_spans(
     x,
     num_tiles,
     num_tokens,
@@ -88,8 +94,8 @@ def map_tiles(
     idx_mapping_ptr,
     query_start_loc_ptr,
     positions_ptr,
+    words_ptr,
     replay_start_ptr,
-    capacity,
     num_reqs,
     search_steps,
     g,
@@ -105,72 +111,123 @@ def map_tiles(
     interleave,
     interleave_shift,
     replay_window,
+    SPAN: tl.constexpr,
     TILE: tl.constexpr,
     FLAT: tl.constexpr,
     POW2: tl.constexpr,
     SHARDED: tl.constexpr,
     RING: tl.constexpr,
     REPLAY: tl.constexpr,
-    ROWS: tl.constexpr,
     STAGED: tl.constexpr,
 ):
-    """Map every num_tiles-th tile of tokens of one group, from tile x on."""
-    for tile in range(x, tl.cdiv(num_tokens, TILE), num_tiles):
-        token = tile * TILE + tl.arange(0, TILE)
-        live = token < num_tokens
-        position = tl.load(positions_ptr + token, mask=live, other=-1)
-        start = token * 0
-        if FLAT:
-            row = tl.load(idx_mapping_ptr + token, mask=live, other=-1)
-            row = clamp_rows(row, max_num_reqs)
-        else:
-            row, start = requests_of_tile(
-                tile * TILE,
-                num_tokens,
+    """Map every num_tiles-th span of tokens of one group, from span x on.
+
+    A span of several tiles is mapped whole if it is a run of one request, else tile by tile.
+    """
+    group = descriptor_ptr + g * DESCRIPTOR_WIDTH
+    kind = tl.load(group + KIND)
+    width = tl.load(group + WIDTH)
+    column_size = tl.load(group + COLUMN_SIZE)
+    column_shift = tl.load(group + COLUMN_SHIFT)
+    table_ptr = arena_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
+    filled_ptr += g * max_num_reqs
+    starts_ptr += g * max_num_reqs
+    bases_ptr += g * max_num_reqs
+    for span in range(x, tl.cdiv(num_tokens, SPAN), num_tiles):
+        first = span * SPAN
+        last = tl.minimum(first + SPAN, num_tokens)
+        if SPAN > TILE:
+            mapped = map_run(
+                first,
+                last,
+                last_at_most(query_start_loc_ptr, num_reqs, first, search_steps),
+                group_slots_ptr,
                 idx_mapping_ptr,
                 query_start_loc_ptr,
+                positions_ptr,
                 replay_start_ptr,
-                num_reqs,
+                g,
+                num_groups,
+                group,
+                kind,
+                width,
+                column_size,
+                column_shift,
+                table_ptr,
+                filled_ptr,
+                starts_ptr,
+                bases_ptr,
+                ids_ptr,
+                faults_ptr,
                 max_num_reqs,
-                search_steps,
-                TILE,
+                SPAN,
+                POW2,
                 REPLAY,
+                STAGED,
             )
-        slots = map_tile(
-            live,
-            row,
-            position,
-            start,
-            g,
-            num_groups,
-            descriptor_ptr,
-            arena_ptr,
-            filled_ptr,
-            starts_ptr,
-            bases_ptr,
-            ids_ptr,
-            faults_ptr,
-            max_num_reqs,
-            interleave,
-            interleave_shift,
-            replay_window,
-            group_slots_ptr.dtype.element_ty,
-            POW2,
-            SHARDED,
-            RING,
-            REPLAY,
-            ROWS,
-            STAGED,
-        )
-        tl.store(group_slots_ptr + token, slots, mask=token < capacity)
+            first = tl.where(mapped > 0, last, first)
+        for tile in range(first, last, TILE):
+            token = tile + tl.arange(0, TILE)
+            live = token < num_tokens
+            position = tl.load(positions_ptr + token, mask=live, other=-1)
+            start = token * 0
+            if FLAT:
+                row = tl.load(idx_mapping_ptr + token, mask=live, other=-1)
+                row = clamp_rows(row, max_num_reqs)
+            else:
+                row, start = requests_of_tile(
+                    tile,
+                    num_tokens,
+                    idx_mapping_ptr,
+                    query_start_loc_ptr,
+                    replay_start_ptr,
+                    num_reqs,
+                    max_num_reqs,
+                    search_steps,
+                    TILE,
+                    REPLAY,
+                )
+            slots = map_tile(
+                live,
+                row,
+                position,
+                start,
+                tile,
+                num_tokens,
+                words_ptr,
+                g,
+                num_groups,
+                group,
+                kind,
+                width,
+                column_size,
+                column_shift,
+                table_ptr,
+                filled_ptr,
+                starts_ptr,
+                bases_ptr,
+                ids_ptr,
+                faults_ptr,
+                max_num_reqs,
+                interleave,
+                interleave_shift,
+                replay_window,
+                group_slots_ptr.dtype.element_ty,
+                TILE,
+                POW2,
+                SHARDED,
+                RING,
+                REPLAY,
+                STAGED,
+            )
+            tl.store(group_slots_ptr + token, slots, mask=live)
 
 
 @triton.jit
-def pad_tail(group_slots_ptr, num_tokens, capacity, program, num_pad, TILE: tl.constexpr,
-             PAD_TILE: tl.constexpr):  # fmt: skip
-    """Write PAD behind the last tile of tokens; this program takes every num_pad-th piece."""
+def pad_tail(group_slots_ptr, num_tokens, capacity, program, num_pad, PAD_TILE: tl.constexpr):
+    """Write PAD behind the last token; this program takes every num_pad-th piece."""
     lanes = tl.arange(0, PAD_TILE)
-    begin = tl.cdiv(num_tokens, TILE) * TILE + program * PAD_TILE
+    begin = num_tokens + program * PAD_TILE
     for pad in range(begin, capacity, num_pad * PAD_TILE):
         value = tl.full([PAD_TILE], PAD, group_slots_ptr.dtype.element_ty)
         tl.store(group_slots_ptr + pad + lanes, value, mask=pad + lanes < capacity)
@@ -189,6 +246,7 @@ def slots_on_ascend(
     idx_mapping_ptr,  # int32 or int64 [num_reqs]; FLAT: [num_positions], the row of each token
     query_start_loc_ptr,  # int32 [num_reqs + 1]; FLAT: not read
     positions_ptr,  # int64 [num_positions]
+    words_ptr,  # int32 [2 * num_positions], the same memory
     replay_start_ptr,  # int32 [num_reqs]; read if REPLAY
     slots_stride,
     capacity,
@@ -206,14 +264,14 @@ def slots_on_ascend(
     interleave,
     interleave_shift,
     replay_window,
-    TILE: tl.constexpr,
+    SPAN: tl.constexpr,  # tokens that a program takes at a time
+    TILE: tl.constexpr,  # the same where requests or positions are mixed
     PAD_TILE: tl.constexpr,
     FLAT: tl.constexpr,
     POW2: tl.constexpr,
     SHARDED: tl.constexpr,
     RING: tl.constexpr,
     REPLAY: tl.constexpr,
-    ROWS: tl.constexpr,  # a power of two >= max_num_reqs where all lengths fit on chip, else 0
 ):
     program = tl.program_id(0)
     x = program // num_groups
@@ -222,11 +280,11 @@ def slots_on_ascend(
     num_tokens = tl.maximum(tl.minimum(given, tl.minimum(capacity, num_positions)), 0)
     group_slots_ptr = slots_ptr + g.to(tl.int64) * slots_stride
     if x >= num_tiles:
-        pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, TILE, PAD_TILE)
+        pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, PAD_TILE)
     else:
         if x == 0:
             count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
-        map_tiles(
+        map_spans(
             x,
             num_tiles,
             num_tokens,
@@ -234,8 +292,8 @@ def slots_on_ascend(
             idx_mapping_ptr,
             query_start_loc_ptr,
             positions_ptr,
+            words_ptr,
             replay_start_ptr,
-            capacity,
             num_reqs,
             search_steps,
             g,
@@ -251,12 +309,12 @@ def slots_on_ascend(
             interleave,
             interleave_shift,
             replay_window,
+            SPAN,
             TILE,
             FLAT,
             POW2,
             SHARDED,
             RING,
             REPLAY,
-            ROWS,
             False,
         )

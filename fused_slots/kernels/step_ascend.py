@@ -25,9 +25,10 @@ from fused_slots.kernels.descriptor import (
     REACH,
     WIDTH,
 )
+from fused_slots.kernels.entries_ascend import ROWS, of_rows
 from fused_slots.kernels.mapping import ROW_OUT_OF_RANGE
-from fused_slots.kernels.mapping_ascend import clamp_rows, count_faults, of_rows, quotient
-from fused_slots.kernels.slot_mapping_ascend import count_cut_tokens, map_tiles, pad_tail
+from fused_slots.kernels.mapping_ascend import clamp_rows, count_faults, quotient
+from fused_slots.kernels.slot_mapping_ascend import count_cut_tokens, map_spans, pad_tail
 
 
 @triton.jit
@@ -81,7 +82,6 @@ def gather_tile(
     COLUMNS: tl.constexpr,
     POW2: tl.constexpr,
     WHOLE: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
     """Bring SLOTS batch slots up to date: copy what changed since each was gathered last."""
     lane = tl.arange(0, SLOTS)
@@ -92,8 +92,13 @@ def gather_tile(
     count_faults(faults_ptr, live & (row >= max_num_reqs), ROW_OUT_OF_RANGE, g, num_groups)
     exists = (row >= 0) & (row < max_num_reqs)
     safe_row = tl.where(exists, row, 0)
-    filled = tl.where(exists, of_rows(filled_ptr, safe_row, max_num_reqs, ROWS), 0)
-    computed = of_rows(num_computed_ptr, safe_row, max_num_reqs, ROWS)
+    filled, computed, generation = lane * 0, lane * 0, lane * 0
+    for first in range(0, max_num_reqs, ROWS):
+        filled = of_rows(filled, safe_row, first, filled_ptr, max_num_reqs)
+        computed = of_rows(computed, safe_row, first, num_computed_ptr, max_num_reqs)
+        if not WHOLE:
+            generation = of_rows(generation, safe_row, first, generations_ptr, max_num_reqs)
+    filled = tl.where(exists, filled, 0)
     reach = tl.load(group + REACH)
     below = tl.maximum(tl.maximum(computed, 0) - reach, 0)
     nulled = quotient(below, tl.load(group + COLUMN_SIZE), tl.load(group + COLUMN_SHIFT), POW2)
@@ -105,7 +110,7 @@ def gather_tile(
         high = low + gathered_width
     else:
         key = tl.where(exists, row, -1)
-        generation = tl.where(exists, of_rows(generations_ptr, safe_row, max_num_reqs, ROWS), 0)
+        generation = tl.where(exists, generation, 0)
         old_state_ptr = state_ptr + slot
         old_key = tl.load(old_state_ptr, mask=live, other=-1)
         old_generation = tl.load(old_state_ptr + plane, mask=live, other=0)
@@ -131,10 +136,12 @@ def gather_tile(
         target_ptr = gathered_ptr + (first_slot + previous).to(tl.int64) * gathered_stride
         source_ptr = table_ptr + of_row.to(tl.int64) * width
         staged_ptr = ids_ptr + tl.load(bases_ptr + of_row).to(tl.int64)
-        first = tl.maximum(begin, nulls)
+        lowest = tl.maximum(begin, nulls)
         zero_run(target_ptr, begin, tl.minimum(nulls, end), COLUMNS)
-        copy_run(target_ptr, source_ptr, first, tl.minimum(start, end), COLUMNS)
-        copy_run(target_ptr, staged_ptr, tl.maximum(first, start), tl.minimum(length, end), COLUMNS)
+        copy_run(target_ptr, source_ptr, lowest, tl.minimum(start, end), COLUMNS)
+        copy_run(
+            target_ptr, staged_ptr, tl.maximum(lowest, start), tl.minimum(length, end), COLUMNS
+        )
         zero_run(target_ptr, tl.maximum(begin, length), end, COLUMNS)
     if not WHOLE:
         tl.store(old_state_ptr, key, mask=live)
@@ -186,6 +193,7 @@ def step_on_ascend(
     idx_mapping_ptr,  # int32 or int64 [num_reqs]
     query_start_loc_ptr,  # int32 [num_reqs + 1]
     positions_ptr,  # int64 [num_positions]
+    words_ptr,  # int32 [2 * num_positions], the same memory
     replay_start_ptr,  # int32 [num_reqs]; read if REPLAY
     num_computed_ptr,  # int32 [max_num_reqs]; -1 nulls nothing
     filled_ptr,  # int32 [G, max_num_reqs], filled columns of each row after this launch
@@ -216,6 +224,7 @@ def step_on_ascend(
     interleave,
     interleave_shift,
     replay_window,
+    SPAN: tl.constexpr,
     TILE: tl.constexpr,
     PAD_TILE: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -225,7 +234,6 @@ def step_on_ascend(
     RING: tl.constexpr,
     REPLAY: tl.constexpr,
     WHOLE: tl.constexpr,
-    ROWS: tl.constexpr,  # a power of two >= max_num_reqs where all lengths fit on chip, else 0
 ):
     program = tl.program_id(0)
     x = program // num_groups
@@ -240,11 +248,11 @@ def step_on_ascend(
         num_tokens = tl.maximum(tl.minimum(given, tl.minimum(capacity, num_positions)), 0)
         group_slots_ptr = slots_ptr + g.to(tl.int64) * slots_stride
         if x >= num_tiles:
-            pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, TILE, PAD_TILE)
+            pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, PAD_TILE)
         else:
             if x == 0:
                 count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
-            map_tiles(
+            map_spans(
                 x,
                 num_tiles,
                 num_tokens,
@@ -252,8 +260,8 @@ def step_on_ascend(
                 idx_mapping_ptr,
                 query_start_loc_ptr,
                 positions_ptr,
+                words_ptr,
                 replay_start_ptr,
-                capacity,
                 num_reqs,
                 search_steps,
                 g,
@@ -269,13 +277,13 @@ def step_on_ascend(
                 interleave,
                 interleave_shift,
                 replay_window,
+                SPAN,
                 TILE,
                 False,
                 POW2,
                 SHARDED,
                 RING,
                 REPLAY,
-                ROWS,
                 True,
             )
     elif x < num_tiles + num_pad + num_gather:
@@ -317,7 +325,6 @@ def step_on_ascend(
                 COLUMNS,
                 POW2,
                 WHOLE,
-                ROWS,
             )
     else:
         write_rows(

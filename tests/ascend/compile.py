@@ -23,22 +23,24 @@ from typing import Any
 
 from hivm import CostReport, Module, cost_report, parse
 
+from fused_slots.backends.ascend import COMPILE_OPTIONS
+
 ASCEND_910B3 = "Ascend910B3"
 ASCEND_950 = "Ascend950PR_9589"
 TARGETS = (ASCEND_910B3, ASCEND_950)
 
 _CACHE_VERSION = "1"
-# What triton-ascend's own driver passes on each family of devices.
+# What triton-ascend's own driver passes on each family of devices, with the package's options.
 _BISHENGIR_OPTIONS = {
-    "Ascend910": ("--enable-auto-multi-buffer=true", "--enable-auto-bind-sub-block=true",
+    "Ascend910": ("--enable-auto-multi-buffer=false", "--enable-auto-bind-sub-block=true",
                   "--enable-hfusion-compile=true", "--enable-hivm-compile=true",
                   "--enable-triton-kernel-compile=true"),
     "Ascend950": ("--enable-auto-multi-buffer=false", "--enable-auto-bind-sub-block=false",
                   "--enable-hfusion-compile=true", "--enable-triton-kernel-compile=true"),
 }  # fmt: skip
 _BACKEND_OPTIONS: dict[str, dict[str, bool]] = {
-    "Ascend910": {},
-    "Ascend950": {"compile_on_910_95": True, "multibuffer": False,
+    "Ascend910": {**COMPILE_OPTIONS},
+    "Ascend950": {**COMPILE_OPTIONS, "compile_on_910_95": True,
                   "enable_auto_bind_sub_block": False, "enable_select_analysis": True},
 }  # fmt: skip
 

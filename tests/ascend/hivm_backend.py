@@ -19,6 +19,7 @@ from hivm import EXACT, Alias, Execution, Modes, execute
 
 from fused_slots.backends.ascend import runtime_signature
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant
+from fused_slots.rows import HostRows
 from tests.kernels.ascend_forms import HostAscend
 
 
@@ -63,7 +64,7 @@ class HivmLauncher(Launcher):
                 assert isinstance(argument, int)
                 given.append(argument)
             elif flat.ctypes.data in first:
-                given.append(Alias(first[flat.ctypes.data]))
+                given.append(Alias(first[flat.ctypes.data], flat.dtype))
             else:
                 first[flat.ctypes.data] = number
                 given.append(flat)
@@ -105,6 +106,7 @@ class HivmBackend(HostAscend):
         num_reqs_padded: int,
         num_computed_tokens: torch.Tensor | None,
         out: Sequence[torch.Tensor] | None,
+        staged: HostRows | None = None,
     ) -> None:
         """Tables of a caller go into one memory: the executor finds none but its arguments'."""
         together = out
@@ -114,7 +116,7 @@ class HivmBackend(HostAscend):
             together = [part.view_as(table) for part, table in zip(parts, out, strict=True)]
             for part, table in zip(together, out, strict=True):
                 part.copy_(table)
-        super().gather(idx_mapping, num_reqs_padded, num_computed_tokens, together)
+        super().gather(idx_mapping, num_reqs_padded, num_computed_tokens, together, staged)
         for part, table in zip(together or (), out or (), strict=True):
             table.copy_(part)
 

@@ -35,12 +35,13 @@ class Setup:
     index_dtype: torch.dtype = torch.int32
     replay_window: int = 0
     num_rows: int = NUM_ROWS
+    capacity: int = CAPACITY
 
     def make(self) -> AscendBlockTables:
         return AscendBlockTables.from_groups(
             list(self.groups),
             max_num_reqs=self.num_rows,
-            max_num_batched_tokens=CAPACITY,
+            max_num_batched_tokens=self.capacity,
             context_parallel=self.context_parallel,
             slot_dtype=self.slot_dtype,
             replay_window=self.replay_window,
@@ -118,8 +119,8 @@ def fill_rows(
 def random_batch(setup: Setup, rows: list[dict[int, list[int]]], rng: np.random.Generator) -> Batch:
     """One batch of a random kind."""
     kind = str(rng.choice(list(_KINDS)))
-    lengths = np.minimum(_KINDS[kind](rng), CAPACITY)
-    while lengths.sum() > CAPACITY and kind != "too_many":
+    lengths = np.minimum(_KINDS[kind](rng, setup.capacity), setup.capacity)
+    while lengths.sum() > setup.capacity and kind != "too_many":
         lengths = lengths[:-1]
     num_reqs = len(lengths)
     index = rng.permutation(NUM_ROWS)[:num_reqs] if num_reqs <= NUM_ROWS else (
@@ -142,47 +143,52 @@ def random_batch(setup: Setup, rows: list[dict[int, list[int]]], rng: np.random.
     _disturb(position, reach, rng)
     replay = None
     if setup.replay_window:
-        replay = np.where(rng.random(num_reqs) < 0.5, rng.integers(0, reach, num_reqs), 0)
+        replay = np.where(rng.random(num_reqs) < 0.5, rng.integers(0, reach + 1, num_reqs), 0)
         replay = replay.astype(np.int32)
     return Batch(kind, rows, index, starts, position, replay)
 
 
-_KINDS: dict[str, Callable[[np.random.Generator], np.ndarray]] = {
-    "decode": lambda rng: np.ones(int(rng.integers(1, 25)), int),
-    "speculative": lambda rng: np.full(int(rng.integers(1, 25)), int(rng.integers(2, 6))),
-    "prefill": lambda rng: rng.integers(1, CAPACITY + 1, 1),
-    "mixed": lambda rng: np.append(np.ones(int(rng.integers(1, 20)), int),
-                                   rng.integers(1, 400, 2)),
-    "ragged": lambda rng: rng.integers(0, 60, int(rng.integers(1, 25))),
-    "with_empty": lambda rng: rng.choice([0, 0, 2, 3], int(rng.integers(1, 25))),
-    "no_tokens": lambda rng: np.zeros(int(rng.integers(1, 5)), int),
-    "full": lambda rng: np.array([CAPACITY - 256, 255, 1]),
-    "tile_edges": lambda rng: np.array([255, 1, 1, 256]) + rng.integers(-1, 2, 4),
+_KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "decode": lambda rng, capacity: np.ones(int(rng.integers(1, 25)), int),
+    "speculative": lambda rng, capacity: np.full(int(rng.integers(1, 25)), int(rng.integers(2, 6))),
+    "prefill": lambda rng, capacity: rng.integers(1, capacity + 1, 1),
+    "mixed": lambda rng, capacity: np.append(np.ones(int(rng.integers(1, 20)), int),
+                                             rng.integers(1, 400, 2)),
+    "ragged": lambda rng, capacity: rng.integers(0, 60, int(rng.integers(1, 25))),
+    "with_empty": lambda rng, capacity: rng.choice([0, 0, 2, 3], int(rng.integers(1, 25))),
+    "no_tokens": lambda rng, capacity: np.zeros(int(rng.integers(1, 5)), int),
+    "full": lambda rng, capacity: np.array([capacity - 32, 31, 1]),
+    "tile_edges": lambda rng, capacity: (
+        np.array([capacity // 2 - 1, 1, 1, 256]) + rng.integers(-1, 2, 4)
+    ),
 }  # fmt: skip
 
 
 def _disturb(position: np.ndarray, reach: int, rng: np.random.Generator) -> None:
-    """Negative, scattered and extreme positions in some batches."""
+    """Negative, scattered and extreme positions in some batches, and runs far from the rest."""
     if len(position) == 0:
         return
     some = rng.random(len(position)) < rng.choice([0.0, 0.0, 0.1, 1.0])
-    how = rng.integers(0, 3)
+    how = rng.integers(0, 4)
     if how == 0:
         position[some] = rng.integers(0, reach + 40, int(some.sum()))
     elif how == 1:
         position[some] = -rng.integers(1, 2**40, int(some.sum()))
+    elif how == 2:
+        if rng.random() < 0.5:
+            position += rng.choice(np.array([2**24 - 99, 2**31 - 300, 2**32, -(2**32), 2**40]))
     else:
         edges = [2**24 - 1, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**31 + 5, 2**32, 2**32 + 3, 2**40]
         position[some] = rng.choice(np.array(edges), int(some.sum()))
 
 
 def expected(setup: Setup, batch: Batch) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
-    """The oracle's slots [G, CAPACITY] and its faults by (code, group)."""
+    """The oracle's slots [G, capacity] and its faults by (code, group)."""
     arguments = [batch.idx_mapping.tolist(), batch.query_start_loc.tolist(),
                  batch.positions.tolist()]  # fmt: skip
     replay = None if batch.replay_start is None else batch.replay_start.tolist()
     slots = reference.slot_mappings(
-        setup.groups, batch.rows, *arguments, CAPACITY, setup.context_parallel, replay,
+        setup.groups, batch.rows, *arguments, setup.capacity, setup.context_parallel, replay,
         setup.replay_window,
     )  # fmt: skip
     faults: Counter[tuple[str, int]] = Counter()

@@ -95,6 +95,7 @@ class FakeNpu:
 
     def compile(self, source: Any, target: Any = None, options: Any = None) -> Any:
         assert not self.capturing
+        assert options == {"multibuffer": False}
         kernel = _FakeCompiled(self, source)
         self.compiled.append(kernel)
         return kernel
@@ -261,8 +262,8 @@ def test_plans_give_each_role_a_program_and_no_more_than_the_cores(
 ) -> None:
     for pieces in (1, 10, 10**9):
         plan = plan_ascend.plan_launch(
-            num_groups, cores, 32, capacity=pieces, num_tokens=pieces // 2, num_slots=pieces,
-            num_written_rows=pieces,
+            num_groups, cores, plan_ascend.SHORT, capacity=pieces, num_tokens=pieces // 2,
+            num_slots=pieces, num_written_rows=pieces,
         )  # fmt: skip
         roles = (plan.num_tiles, plan.num_pad, plan.num_gather, plan.num_write)
         assert all(1 <= role <= max(cores // num_groups, 1) for role in roles)
@@ -271,13 +272,12 @@ def test_plans_give_each_role_a_program_and_no_more_than_the_cores(
 
 def test_plans_of_short_and_long_queries(npu: FakeNpu) -> None:
     tables = make(max_num_batched_tokens=8192, max_num_reqs=256)
-    assert "tile32" in tables.launch_plan(256, 256).variant
-    assert "tile256" in tables.launch_plan(1, 4096).variant
+    assert "span32-tile32" in tables.launch_plan(256, 256).variant
+    assert "span512-tile128" in tables.launch_plan(1, 4096).variant
     assert "short" in tables.launch_plan(256, 256).describe()
     assert "long" in tables.launch_plan(1, 4096).describe()
-    odd = make([KVCacheGroup(48, 8)], max_num_batched_tokens=8192)
-    assert "tile128" in odd.launch_plan(1, 4096).variant
-    assert "rows0" in make(max_num_reqs=2000).launch_plan(1, 1).variant
+    sharded = make(max_num_batched_tokens=8192, context_parallel=ContextParallel(2, 1))
+    assert "span128-tile128" in sharded.launch_plan(1, 4096).variant
 
 
 def test_another_device_is_made_current_for_a_launch(npu: FakeNpu) -> None:

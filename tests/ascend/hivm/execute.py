@@ -24,9 +24,10 @@ class Pointers:
 
 @dataclass(frozen=True)
 class Alias:
-    """The same memory as an earlier argument."""
+    """The same memory as an earlier argument, as elements of a type."""
 
     of: int
+    dtype: np.dtype
 
 
 Argument = int | np.ndarray | Pointers | Alias
@@ -119,7 +120,9 @@ def _bind(arguments: list[Argument]) -> tuple[list[GlobalBuffer], list[int | Vie
         if isinstance(argument, Pointers):
             argument = np.array([_address(target) for target in argument.of], np.int64)
         if isinstance(argument, Alias):
-            values.append(values[argument.of])
+            buffer = values[argument.of].memory
+            size = len(buffer.data) // argument.dtype.itemsize
+            values.append(View(buffer, argument.dtype, 0, 0, (size,), (1,)))
         elif isinstance(argument, np.ndarray):
             content = bytearray(np.ascontiguousarray(argument).reshape(-1).view(np.uint8))
             name = f"argument {number}"

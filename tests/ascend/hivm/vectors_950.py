@@ -26,10 +26,10 @@ def predicate(pattern: int, _: int) -> np.ndarray:
 
 
 def predicate_bits(pattern: int, _: int) -> np.ndarray:
-    """A byte-wise predicate; only all lanes on (0) is known."""
-    if pattern:
+    """A byte-wise predicate: its first bytes, or all (0)."""
+    if pattern and pattern not in _PATTERN:
         raise UnsupportedOperation(f"byte predicate pattern {pattern}")
-    return np.ones(4 * LANES, bool)
+    return np.arange(4 * LANES) < _PATTERN.get(pattern, 4 * LANES)
 
 
 def interleave(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -41,6 +41,13 @@ def interleave(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def lanes_of(mask: np.ndarray) -> np.ndarray:
     """A predicate on 64 lanes: of a byte-wise one every fourth bit counts."""
     return mask[::4] if mask.size == 4 * LANES else mask
+
+
+def same_size(*masks: np.ndarray) -> list[np.ndarray]:
+    """Byte-wise predicates as they are if all are, else every one on 64 lanes."""
+    if all(mask.size == 4 * LANES for mask in masks):
+        return list(masks)
+    return [lanes_of(mask) for mask in masks]
 
 
 def lanes_view(pointer: View, count: int) -> View:
@@ -95,6 +102,16 @@ def load_predicate(pointer: View, offset: int, distribution: int, post: int) -> 
     return np.concatenate([bits.astype(bool), np.ones(4 * LANES - bits.size, bool)])
 
 
+def store_predicate_bits(mask: np.ndarray, pointer: View, offset: int, distribution: int,
+                         post: int) -> None:  # fmt: skip
+    """256 predicate bits to UB, packed, as many of them as the buffer holds."""
+    if offset or distribution or post or mask.size != 4 * LANES:
+        raise UnsupportedOperation(f"predicate store with mode {(offset, distribution, post)}")
+    size = min(LANES // 2, pointer.count)
+    packed = np.packbits(mask, bitorder="little")[:size]
+    pointer.memory.write(lanes_view(pointer, size), packed)
+
+
 def load_unaligned(pointer: View, align: bytes, post: int) -> tuple[np.ndarray, bytes, View]:
     """64 lanes from any address; of packed predicates the first 64 bits."""
     if post:
@@ -139,7 +156,8 @@ def _masked(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
             first = np.asarray(values[0])
             rest = [np.asarray(v).astype(first.dtype) for v in values[1:]]
             result = np.asarray(function(first, *rest))
-        return np.where(lanes_of(mask), result, np.zeros_like(result))
+        active = mask if mask.size == result.size else lanes_of(mask)
+        return np.where(active, result, np.zeros_like(result))
 
     return masked
 
@@ -156,6 +174,14 @@ def _first_lane(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return reduced
 
 
+def _on_predicates(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    def combined(a: np.ndarray, b: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        first, second, active = same_size(a, b, mask)
+        return np.asarray(function(first, second) & active)
+
+    return combined
+
+
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "pge.b32": predicate,
     "pge.b8": predicate_bits,
@@ -168,12 +194,14 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "vgather2_v300.v64f32": gather,
     "init.vector.align.data": lambda: b"",
     "pstu.b32": store_predicate,
+    "psts.b8": store_predicate_bits,
     "vldas": lambda pointer: b"",
     "vldus.post.s32": load_unaligned,
     "vstus.post.s32": store_unaligned,
     "movvp": predicate_of_vector,
     "vstas": lambda align, pointer, offset, post: None,  # the flush of a stream already written
     "vbr": lambda value: np.full(LANES, value, np.int32),
+    "vbr i8": lambda value: np.full(4 * LANES, value, np.int8),
     "vbr f32": lambda value: np.full(LANES, value, np.float32),
     "vdups.z": lambda value, mask, _: np.where(lanes_of(mask), np.int32(value), np.int32(0)),
     "vdups.z f32": lambda value, mask, _: np.where(lanes_of(mask), np.float32(value), 0).astype(
@@ -186,9 +214,6 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "vcmax.s.x": _first_lane(np.max),
     "vnot.x": _masked(np.invert),
     "pnot.z": lambda a, mask: ~lanes_of(a) & lanes_of(mask),
-    "pand.z": lambda a, b, mask: lanes_of(a) & lanes_of(b) & lanes_of(mask),
-    "por.z": lambda a, b, mask: (lanes_of(a) | lanes_of(b)) & lanes_of(mask),
-    "pxor.z": lambda a, b, mask: (lanes_of(a) ^ lanes_of(b)) & lanes_of(mask),
 }
 for _kind, _function in {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum,
@@ -196,6 +221,7 @@ for _kind, _function in {
     _OPERATIONS[f"v{_kind}.s.x"] = _OPERATIONS[f"v{_kind}s.s.x"] = _masked(_function)
 for _kind, _function in {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}.items():
     _OPERATIONS[f"v{_kind}.x"] = _masked(_function)
+    _OPERATIONS[f"p{_kind}.z"] = _on_predicates(_function)
 for _kind, _function in {"shr": np.right_shift, "shl": np.left_shift}.items():
     _OPERATIONS[f"v{_kind}s.s.x"] = _OPERATIONS[f"v{_kind}.s.x"] = _masked(_function)
 _OPERATIONS["vshls.u.x"] = _masked(np.left_shift)  # the same bits whatever the sign
@@ -212,6 +238,8 @@ def find(name: str, result: str) -> Callable[..., Any]:
     short = name.removeprefix("hivm_regbaseintrins.intr.hivm.")
     if f"{short} f32" in _OPERATIONS and result.endswith("xf32>"):
         short += " f32"
+    elif f"{short} i8" in _OPERATIONS and result.endswith("xi8>"):
+        short += " i8"
     if short not in _OPERATIONS:
         raise UnsupportedOperation(f"vector intrinsic {name}")
     return _OPERATIONS[short]
