@@ -160,8 +160,8 @@ def check_gather(
     num_reqs_padded: int,
     out: Sequence[torch.Tensor] | None,
     num_computed_tokens: torch.Tensor | None,
-) -> None:
-    """Check what a gather of `num_reqs` batch entries is given besides their rows.
+) -> int:
+    """Check what a gather of `num_reqs` batch entries is given; return num_reqs_padded as an int.
 
     Raises:
         InvalidArgumentError: a tensor has the wrong shape, dtype, layout or device, or
@@ -179,10 +179,10 @@ def check_gather(
             actual=str(num_reqs),
             hint=f"The maximum is {setting}",
         )
-    check_count("num_reqs_padded", num_reqs_padded, num_reqs, limit, setting)
     if num_computed_tokens is not None:
         rows = layout.max_num_reqs
         check_vector("num_computed_tokens", num_computed_tokens, _INT32, device, rows)
+    return check_count("num_reqs_padded", num_reqs_padded, num_reqs, limit, setting)
 
 
 def _check_tables_out(

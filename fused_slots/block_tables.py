@@ -314,7 +314,7 @@ class AscendBlockTables:
             InvalidArgumentError: a tensor has the wrong shape, dtype or device.
         """
         num_reqs = arguments.check_rows(self.device, idx_mapping)
-        arguments.check_gather(
+        num_reqs_padded = arguments.check_gather(
             self.layout, self.device, num_reqs, num_reqs_padded, out, num_computed_tokens
         )
         if out_ptrs is not None and out is None:
@@ -366,7 +366,9 @@ class AscendBlockTables:
         capacity = slots.shape[1]
         num_reqs = arguments.check_rows(self.device, idx_mapping)
         self._check_tokens(num_reqs, query_start_loc, positions, replay_start, capacity)
-        check_count("num_tokens_padded", num_tokens_padded, 0, capacity, "the capacity")
+        num_tokens_padded = check_count(
+            "num_tokens_padded", num_tokens_padded, 0, capacity, "the capacity"
+        )
         if self.layout.num_groups:
             self._backend.map_slots(
                 idx_mapping, query_start_loc, positions, num_tokens_padded, replay_start, slots
@@ -402,11 +404,13 @@ class AscendBlockTables:
         capacity = self.layout.max_num_batched_tokens
         if num_tokens_padded is None:
             num_tokens_padded = capacity
-        arguments.check_gather(
+        num_reqs_padded = arguments.check_gather(
             self.layout, self.device, num_reqs, num_reqs_padded, None, num_computed_tokens
         )
         self._check_tokens(num_reqs, query_start_loc, positions, replay_start, capacity)
-        check_count("num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens")
+        num_tokens_padded = check_count(
+            "num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens"
+        )
         staged = self._staged("step")
         if self.layout.num_groups:
             self._backend.step(
@@ -471,7 +475,7 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: more rows than max_num_reqs.
         """
-        check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
+        num_reqs = check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
         self._backend.clear_input_tables(num_reqs)
         return self._gathered(num_reqs)
 
@@ -488,7 +492,7 @@ class AscendBlockTables:
             InvalidArgumentError: more tokens than max_num_batched_tokens.
         """
         capacity = self.layout.max_num_batched_tokens
-        check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
+        num_tokens = check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
         self.slot_mappings.fill_(PAD_SLOT_ID)
         return self._mapped(num_tokens)
 
@@ -513,11 +517,13 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: a size exceeds the manager's.
         """
-        check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
+        num_reqs = check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
         capacity = self.layout.max_num_batched_tokens
-        check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
+        num_tokens = check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
         if max_query_len is not None:
-            check_count("max_query_len", max_query_len, 0, capacity, "max_num_batched_tokens")
+            max_query_len = check_count(
+                "max_query_len", max_query_len, 0, capacity, "max_num_batched_tokens"
+            )
         return self._backend.launch_plan(num_reqs, num_tokens, max_query_len)
 
     def take_faults(self) -> list[Fault]:

@@ -1085,6 +1085,20 @@ def test_ids_in_every_kind_of_list(make_tables: MakeTables, ids: Any) -> None:
     assert got[1][0][:2] == [16, 17]
 
 
+@pytest.mark.parametrize("size", [np.int8, np.uint8, np.uint32, np.uint64])
+def test_sizes_in_every_kind_of_int(make_tables: MakeTables, size: type[np.integer[Any]]) -> None:
+    """Plans are kept by their sizes: one made in another's arithmetic would stay."""
+    tables = make_tables(GROUPS)
+    for of in (size, int):
+        sizes = {"num_reqs_padded": of(3), "num_tokens_padded": of(4)}
+        tables_of_rows, slots = Call(tables, "step", sizes)()
+        assert ([len(table) for table in tables_of_rows], slots.shape) == ([3, 3], (2, 4))
+        assert Call(tables, "compute_slot_mappings", {"num_tokens_padded": of(4)})().shape == (2, 4)
+        assert [len(table) for table in tables.get_dummy_block_tables(of(3))] == [3, 3]
+        assert tables.get_dummy_slot_mappings(of(4)).shape == (2, 4)
+        assert tables.launch_plan(of(3), of(4), of(2)) == tables.launch_plan(3, 4, 2)
+
+
 def test_sizes_may_be_numpy_integers_and_become_python_ints() -> None:
     numpy_group = KVCacheGroup(
         block_size=np.int32(2**16),
