@@ -82,11 +82,13 @@ class PythonStaging:
         redirect_to_null_block: bool,
     ) -> None:
         """See `fused_slots.staging.Staging.stage`."""
+        redirect = bool(redirect_to_null_block)  # may raise, so before anything changes
         runs = self._runs_of(req_index, new_block_ids, overwrite)
         if runs is None:
             req_index, new_block_ids, overwrite = self._plain(req_index, new_block_ids, overwrite)
             runs = self._runs_of(req_index, new_block_ids, overwrite)
-            assert runs is not None, "a request in plain form was not accepted"
+            if runs is None:
+                raise RuntimeError("a request in plain form was not accepted")
         if overwrite:
             self._start_anew(req_index)
         elif not runs:
@@ -95,7 +97,7 @@ class PythonStaging:
         lengths, largest_ids = self._flat_lengths, self._largest_ids
         record = self._records.setdefault(req_index, len(self._records))
         for g, group_ids, end, largest in runs:
-            if redirect_to_null_block:
+            if redirect:
                 self._ids.extend([0] * len(group_ids))
             else:
                 self._ids.extend(group_ids)

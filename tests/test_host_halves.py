@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tracemalloc
 from array import array
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -255,14 +256,75 @@ def test_a_plain_form_that_is_none_is_not_staged() -> None:
         assert not native.pending
 
 
-@needs_native
-def test_a_redirection_without_truth_is_an_error_before_anything_is_staged() -> None:
-    native = make_rows("native")
+@pytest.mark.parametrize("half", HALVES)
+def test_a_redirection_without_truth_is_an_error_before_anything_is_staged(half: str) -> None:
+    staged = make_rows(half)
+    staged.stage(0, [[7], [], []], True, False)
+    before = state(staged)
     with pytest.raises(ValueError, match="ambiguous"):
-        native.stage(0, [[1], [], []], True, np.zeros(2))  # type: ignore[arg-type]
-    assert not native.pending
+        staged.stage(0, [[1], [], []], True, np.zeros(2))  # type: ignore[arg-type]
+    assert state(staged) == before
+
+
+@needs_native
+def test_the_native_half_takes_four_arguments() -> None:
     with pytest.raises(TypeError, match="4 arguments, got 3"):
-        native.stage(0, [[1], [], []], True)  # type: ignore[call-arg]
+        make_rows("native").stage(0, [[1], [], []], True)  # type: ignore[call-arg]
+
+
+class Meddling(list[int]):
+    """A list of ids that makes another call when it is read."""
+
+    def __init__(self, ids: list[int], call: Callable[[], object]) -> None:
+        super().__init__(ids)
+        self.call = call
+
+    def __iter__(self) -> Iterator[int]:
+        self.call()
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_call_within_a_call_comes_first_and_leaves_the_other_whole(half: str) -> None:
+    staged, expected = make_rows(half), make_rows(half)
+    ids = Meddling([3], lambda: staged.stage(1, [[9], [], []], False, False))
+    staged.stage(1, [[1], ids, []], False, False)
+    for each in ([[9], [], []], [[9], [], []], [[1], [3], []]):  # they are read twice
+        expected.stage(1, each, False, False)
+    assert state(staged) == state(expected)
+    cleared = Meddling([4], staged.clear)
+    staged.stage(2, [[], cleared, []], True, False)
+    expected.clear()
+    expected.stage(2, [[], [4], []], True, False)
+    assert state(staged) == state(expected)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_call_within_a_call_that_takes_its_room_leaves_nothing_of_it(half: str) -> None:
+    staged, expected = make_rows(half), make_rows(half)
+    full = [[1] * 6, [], []]
+    ids = Meddling([3], lambda: staged.stage(1, full, True, False))
+    for each in (staged, expected):
+        each.stage(0, [[2], [2], [2]], True, False)
+    with pytest.raises(RuntimeError, match="not accepted"):
+        staged.stage(1, [[1], ids, []], False, False)
+    expected.stage(1, full, True, False)
+    expected.stage(1, full, True, False)
+    assert state(staged) == state(expected)
+
+
+@needs_native
+def test_more_columns_than_offsets_reach_are_refused() -> None:
+    limits = np.array([[2**20, 2**31 - 1, 9], [2**20, 2**31 - 1, 9]])
+    native = rows.NativeStaging(*native_arguments(limits=limits))
+    native.stage(0, [[0] * 2047, [0]], False, False)
+    packet = np.empty(64, dtype=np.int32)
+    with pytest.raises(OverflowError, match="int32 offsets"):
+        native.pack(packet)
+    native.stage(0, [[], [0]], True, False)
+    assert native.packet_size == ROWS + 8 + 2**20
+    with pytest.raises(ValueError, match="too small"):
+        native.pack(packet)
 
 
 @needs_native
