@@ -325,7 +325,7 @@ _HOST = [
     (
         "redirection ignored",
         ROWS,
-        "            if redirect_to_null_block:",
+        "            if redirect:",
         "            if False:",
     ),
     (
