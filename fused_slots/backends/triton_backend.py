@@ -264,9 +264,11 @@ class TritonBackend(Backend):
             gathered, num_slots = self._out_table(out), num_reqs_padded
         elif idx_mapping is not None:
             num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)
-            self._dirty_rows = num_reqs
             if self.is_capturing():
+                # Nothing runs now, so what is dirty stays so.
                 self._captured_rows = max(self._captured_rows, num_reqs)
+            else:
+                self._dirty_rows = num_reqs
         num_gather = plan.ceil_div(num_slots, plan.SLOTS) * self._helpers
         tokens = _NO_TOKENS
         if query_start_loc is not None:

@@ -52,6 +52,19 @@ def test_rows_that_a_replay_fills_are_cleared_by_the_next_smaller_step(
     assert step(tables, torch.tensor([0])) == [[1, 2]] + [[0, 0]] * 5
 
 
+def test_rows_stay_dirty_while_a_capture_runs_nothing(
+    make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = make_tables([KVCacheGroup(16, 8)], ROWS, max_num_reqs=6)
+    backend: Any = tables._backend
+    step(tables, torch.tensor([0, 1, 2, 3, 4, 5]))
+    with monkeypatch.context() as capture:
+        capture.setattr(backend, "is_capturing", lambda: True)
+        capture.setattr(backend, "_step_launch", lambda *_: lambda *_: None)
+        step(tables, torch.tensor([0, 1]))
+    assert step(tables, torch.tensor([3])) == [[31, 32]] + [[0, 0]] * 5
+
+
 def test_tables_of_many_callers_are_not_all_kept(
     make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
