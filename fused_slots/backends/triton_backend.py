@@ -193,7 +193,7 @@ class TritonBackend(Backend):
         launch(tokens.num_tiles + tokens.num_pad, tensors, numbers)
 
     def clear_input_tables(self, num_reqs: int) -> None:
-        end = max(num_reqs, self._dirty_rows)
+        end = max(num_reqs, self._dirty_rows, self._captured_rows)
         for table in self.input_tables:
             table[:end].zero_()
         self._dirty_rows = num_reqs

@@ -50,6 +50,9 @@ def test_rows_that_a_replay_fills_are_cleared_by_the_next_smaller_step(
     replayed = tables.input_block_tables[0][:, :2].tolist()
     assert replayed == [[10 * row + 1, 10 * row + 2] for row in range(1, 6)] + [[0, 0]]
     assert step(tables, torch.tensor([0])) == [[1, 2]] + [[0, 0]] * 5
+    launch(*arguments)
+    tables.get_dummy_block_tables(1)
+    assert not tables.input_block_tables[0].any()
 
 
 def test_rows_stay_dirty_while_a_capture_runs_nothing(
