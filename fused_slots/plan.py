@@ -24,6 +24,12 @@ PAD_TILE = 2048
 
 MAX_PAD_PROGRAMS = 64
 
+MAX_TILES = 32_768
+"""Programs of a group that map tokens; CUDA launches at most 65,535 programs a group in all."""
+
+MAX_WRITERS = 16_384
+"""Programs of a group that write staged records, likewise."""
+
 SLOTS = 8
 """Batch slots of a gathering program."""
 
@@ -49,7 +55,7 @@ GATHER_PROGRAMS = 600
 """Gathering programs that use the whole device; more of them cost steady steps more."""
 
 CHUNK = 64
-"""Columns of one staged record that a writing program writes."""
+"""Columns of one staged record for each writing program, as long as MAX_WRITERS allows."""
 
 RECORDS = 8
 """Staged records of a writing program."""
@@ -127,9 +133,10 @@ def plan_tokens(
     """
     if by_request:
         longest = ceil_div(num_tokens, max(num_reqs, 1))
-        num_tiles, tail = ceil_div(max(longest, 1), tile), capacity
+        most = max(MAX_TILES // max(num_reqs, 1), 1)
+        num_tiles, tail = min(ceil_div(max(longest, 1), tile), most), capacity
     else:
-        num_tiles = max(ceil_div(min(num_tokens, capacity), tile), 1)
+        num_tiles = min(max(ceil_div(min(num_tokens, capacity), tile), 1), MAX_TILES)
         tail = max(capacity - num_tiles * tile, 0)
     num_pad = min(max(ceil_div(tail, PAD_TILE), 1), MAX_PAD_PROGRAMS)
     query_len, rest = divmod(num_tokens, max(num_reqs, 1))
@@ -170,9 +177,15 @@ def gather_helpers(widest: int, num_rows: int, num_groups: int) -> int:
     return max(min(ceil_div(widest, LONG), max(filling, fewest), most), 1)
 
 
-def write_chunks(longest: int) -> int:
-    """Programs that share the columns of the same RECORDS staged records."""
-    return max(ceil_div(longest, CHUNK), 1)
+def write_chunks(longest: int, num_records: int) -> int:
+    """Programs that share the columns of the same RECORDS staged records.
+
+    Args:
+        longest: columns of the longest record.
+        num_records: all records of a group, at least one.
+    """
+    most = MAX_WRITERS // ceil_div(num_records, RECORDS)
+    return max(min(ceil_div(longest, CHUNK), most), 1)
 
 
 def ceil_div(value: int, divisor: int) -> int:

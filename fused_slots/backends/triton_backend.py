@@ -277,7 +277,7 @@ class TritonBackend(Backend):
         if staged is not None:
             packet, longest = self.upload(staged.packet_size, staged.pack)
             written = staged.num_staged_rows
-            write_chunks = plan.write_chunks(longest)
+            write_chunks = plan.write_chunks(longest, written)
         num_write = plan.ceil_div(written, plan.RECORDS) * write_chunks
         replay = replay_start is not None and layout.replay_window > 0
         null_columns = num_computed_tokens is not None and not self._sharded
@@ -369,7 +369,6 @@ class TritonBackend(Backend):
             ("RUN_COST", plan.RUN_COST),
             ("PART", plan.PART),
             ("RECORDS", plan.RECORDS),
-            ("CHUNK", plan.CHUNK),
         )
         flags = self._flags(replay)
         constants = (*sizes, *flags[:-1], ("WHOLE", whole), flags[-1])

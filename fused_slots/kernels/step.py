@@ -6,7 +6,7 @@ Programs of one KV cache group, by program_id(1), in four roles:
    same slot was gathered last;
 2. tokens: a tile of tokens each (token_tiles.py);
 3. padding: PAD behind the last token tile;
-4. writers: RECORDS staged records times one chunk of CHUNK columns each.
+4. writers: RECORDS staged records each, shared by num_write_chunks programs.
 
 There is no barrier, and none is needed: a record names the columns of a row from `start` on. The
 writers touch those and nothing else; readers (roles 1 and 2) take columns before `start` from the
@@ -348,10 +348,12 @@ def write_chunk(
     num_written_rows,
     num_write_chunks,
     RECORDS: tl.constexpr,
-    CHUNK: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Write one chunk of the new columns of RECORDS records, and with the first their lengths."""
+    """Write one chunk of the new columns of RECORDS records, and with the first their lengths.
+
+    A chunk is every num_write_chunks-th run of COLUMNS columns, however long the records are.
+    """
     group = descriptor_ptr + g * DESCRIPTOR_WIDTH
     record = (program // num_write_chunks) * RECORDS + tl.arange(0, RECORDS)
     chunk = program % num_write_chunks
@@ -371,8 +373,8 @@ def write_chunk(
     table = arena_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
     target = table + row.to(tl.int64) * tl.load(group + WIDTH) + start
     length = filled - start
-    end = tl.minimum(tl.max(length, axis=0), (chunk + 1) * CHUNK)
-    for begin in range(chunk * CHUNK, end, COLUMNS):
+    longest = tl.max(length, axis=0)
+    for begin in range(chunk * COLUMNS, longest, num_write_chunks * COLUMNS):
         place = begin + tl.arange(0, COLUMNS)[None, :]
         mask = live[:, None] & (place < length[:, None])
         tl.store(
@@ -424,7 +426,6 @@ def step_kernel(
     RUN_COST: tl.constexpr,
     PART: tl.constexpr,
     RECORDS: tl.constexpr,
-    CHUNK: tl.constexpr,
     POW2: tl.constexpr,
     SHARDED: tl.constexpr,
     RING: tl.constexpr,
@@ -530,6 +531,5 @@ def step_kernel(
             num_written_rows,
             num_write_chunks,
             RECORDS,
-            CHUNK,
             COLUMNS,
         )

@@ -92,7 +92,7 @@ KERNEL_MUTANTS = [
     ("the last new column is not written", STEP, "mask = live[:, None] & (place < length[:, None])", "mask = live[:, None] & (place < length[:, None] - 1)"),
     ("a new column too many", STEP, "mask = live[:, None] & (place < length[:, None])", "mask = live[:, None] & (place <= length[:, None])"),
     ("records are written at column 0", STEP, "tl.load(group + WIDTH) + start", "tl.load(group + WIDTH)"),
-    ("wrong end of a chunk", STEP, "(chunk + 1) * CHUNK)", "(chunk + 1) * CHUNK - COLUMNS)"),
+    ("writers leave a gap", STEP, "range(chunk * COLUMNS, longest, num_write_chunks * COLUMNS)", "range(chunk * COLUMNS, longest, (num_write_chunks + 1) * COLUMNS)"),
     # What launches them
     ("the tables are clean after a dummy run", BACKEND, "        self._state[..., 0].fill_(-2)\n", ""),
     ("scribbled rows end where the request does", BACKEND, "        self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))\n", ""),

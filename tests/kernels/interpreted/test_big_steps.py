@@ -163,6 +163,36 @@ def test_records_and_batch_slots(make_tables: MakeTables, staged: int) -> None:
     batch.map()
 
 
+def test_no_launch_has_more_programs_than_cuda_launches(
+    make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row of a million tokens among many that grow; grids end at 65,535 in their second axis."""
+    tables = make_tables([KVCacheGroup(8, 131_072)], max_num_reqs=512)
+    backend, programs = tables._backend, []
+    launch = lambda count, *_: programs.append(count)  # noqa: E731
+    monkeypatch.setattr(backend, "_step_launch", lambda *_: launch)
+    monkeypatch.setattr(backend, "_slots_launch", lambda *_: launch)
+    for row in range(512):
+        tables.append_block_ids(row, [[1] * (131_072 if row == 0 else 1)], overwrite=True)
+    idx, starts = int32(tables, range(512)), int32(tables, [0] * 513)
+    tables.step(idx, starts, int64(tables, []))
+    out = torch.empty((1, 9_000_000), dtype=torch.int32)
+    tables.compute_slot_mappings(idx, starts, int64(tables, []), 9_000_000, out=out)
+    assert len(programs) == 2
+    assert max(programs) <= 65_535
+
+
+def test_few_writers_share_long_records(
+    make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MAX_WRITERS", 6)
+    batch = Batch(make(make_tables), [2] * 41)
+    for staged in (41, 9, 1):
+        batch.stage(batch.rng.sample(range(41), staged))
+        batch.step()
+        batch.step()
+
+
 def test_programs_share_the_columns_of_long_rows(make_tables: MakeTables) -> None:
     batch = Batch(make_tables([KVCacheGroup(4, 3000)], max_num_reqs=3), [2, 2, 1])
     for row, count in ((0, 3000), (1, 2047), (2, 1)):
