@@ -1,6 +1,6 @@
 """Slots of every token of a batch in every KV cache group, in one launch (formula: mapping.py).
 
-Two ways to deal tokens to programs, the same result whatever the contents:
+Two ways to deal tokens to programs, the same result whatever the lengths of the requests:
 
 - by token: program x takes tokens [x·TILE, (x+1)·TILE), as token_tiles.py does;
 - by request, the base case: program b·tiles + k of the grid (group_count, num_reqs·tiles + 1)
@@ -141,6 +141,8 @@ def slots_by_request(
     else:
         entry = x // tiles_per_request
         begin = tl.load(query_start_loc_ptr + entry)
+        # Whatever the offsets are, tokens stay within the output and the positions.
+        begin = tl.minimum(tl.maximum(begin, 0), num_tokens)
         end = tl.minimum(tl.load(query_start_loc_ptr + entry + 1), num_tokens)
         index = tl.load(idx_mapping_ptr + entry)
         start = 0

@@ -193,6 +193,20 @@ def test_few_writers_share_long_records(
         batch.step()
 
 
+@pytest.mark.parametrize("starts", [[-5, 3], [7, 2, 5, 1, 40], [0, 2**31 - 1, 4], [0, -1, 1500]])
+def test_garbage_offsets_touch_nothing_else(
+    make_tables: MakeTables, starts: list[int], plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host of a GPU does not see them; watched memory tells an access out of bounds."""
+    tables = make(make_tables, max_num_batched_tokens=700)
+    monkeypatch.setattr(tables._backend, "reads_tensors_on_host", False)
+    idx, positions = int32(tables, range(len(starts) - 1)), int64(tables, range(700))
+    out = torch.full((5, 700), -77, dtype=torch.int64)
+    tables.step(idx, int32(tables, starts), positions)
+    tables.compute_slot_mappings(idx, int32(tables, starts), positions, 700, out=out[1:4])
+    assert set(out[[0, 4]].flatten().tolist()) == {-77}
+
+
 def test_programs_share_the_columns_of_long_rows(make_tables: MakeTables) -> None:
     batch = Batch(make_tables([KVCacheGroup(4, 3000)], max_num_reqs=3), [2, 2, 1])
     for row, count in ((0, 3000), (1, 2047), (2, 1)):
