@@ -37,7 +37,7 @@ COLUMNS = 32
 """Columns that a gathering or writing program copies at a time, of each slot or record."""
 
 RUN = 2048
-"""Columns of one batch slot that are in flight together where slots are copied one by one."""
+"""Columns of one batch slot that are in flight together where it is copied by itself."""
 
 RUN_COST = 128
 """Columns of a tile that take as long as one such run."""
@@ -46,10 +46,10 @@ PART = 512
 """Columns that are in flight together of a run that is not copied straight."""
 
 LONG = 1024
-"""Columns of a row from which on helpers share batch slots."""
+"""Columns of the widest row for each program that shares the columns of the same batch slots."""
 
 HELPERS = (3, 6)
-"""Fewest and most programs that share the columns of the same batch slots where rows are long."""
+"""How many share them at most: where rows and groups alone fill the device, and anywhere."""
 
 GATHER_PROGRAMS = 600
 """Gathering programs that use the whole device; more of them cost steady steps more."""

@@ -166,7 +166,7 @@ def test_records_and_batch_slots(make_tables: MakeTables, staged: int) -> None:
 def test_no_launch_has_more_programs_than_cuda_launches(
     make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row of a million tokens among many that grow; grids end at 65,535 in their second axis."""
+    """One row of a million tokens among many that grow; a grid's second axis ends at 65,535."""
     tables = make_tables([KVCacheGroup(8, 131_072)], max_num_reqs=512)
     backend, programs = tables._backend, []
     launch = lambda count, *_: programs.append(count)  # noqa: E731
