@@ -80,6 +80,8 @@ class TritonBackend(Backend):
         self._slots_launches: dict[_Choice, Launch] = {}
         self._step_launches: dict[_Choice, Launch] = {}
         self._out_tables: dict[tuple[int, ...], torch.Tensor] = {}
+        # Those that a graph reads whenever it is replayed, so they are kept for good.
+        self._captured_out_tables: dict[tuple[int, ...], torch.Tensor] = {}
         self._token_plans: dict[tuple[int, int], TokenPlan] = {}
         self._slot_stride = self.slot_mappings.stride(0)
         self.launcher = self.make_launcher()
@@ -336,10 +338,13 @@ class TritonBackend(Backend):
             for number in (table.data_ptr(), table.stride(0), table.shape[1])
         )
         if key not in self._out_tables:
+            self.refuse_capture("the first gather into these out tables")
             if len(self._out_tables) >= KEPT_OUT_TABLES:
-                self._out_tables.clear()
+                self._out_tables = dict(self._captured_out_tables)
             lines = torch.tensor(key, dtype=torch.int64).view(len(out), 3)
             self._out_tables[key] = lines.to(self.device)
+        if self.is_capturing():
+            self._captured_out_tables[key] = self._out_tables[key]
         return self._out_tables[key]
 
     def _slots_variant(

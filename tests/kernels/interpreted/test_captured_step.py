@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -66,6 +68,34 @@ def test_rows_stay_dirty_while_a_capture_runs_nothing(
         capture.setattr(backend, "_step_launch", lambda *_: lambda *_: None)
         step(tables, torch.tensor([0, 1]))
     assert step(tables, torch.tensor([3])) == [[31, 32]] + [[0, 0]] * 5
+
+
+def test_tables_that_a_capture_names_are_kept(
+    make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph reads their addresses whenever it is replayed."""
+    monkeypatch.setattr("fused_slots.backends.triton_backend.KEPT_OUT_TABLES", 3)
+    tables = make_tables([KVCacheGroup(16, 8)], ROWS, max_num_reqs=6)
+    backend: Any = tables._backend
+    outs = [torch.full((2, 8), 9, dtype=torch.int32) for _ in range(7)]
+
+    def gather(out: torch.Tensor) -> None:
+        tables.gather_block_tables(torch.tensor([2]), 1, out=[out])
+
+    gather(outs[0])
+    captured = weakref.ref(backend._out_table([outs[0]]))
+    with monkeypatch.context() as capture:
+        capture.setattr(backend, "is_capturing", lambda: True)
+        gather(outs[0])
+    for out in outs[1:]:
+        gather(out)
+    assert captured() is not None
+    assert captured() is backend._out_table([outs[0]])
+    refused = mock.Mock(side_effect=RuntimeError("refused"))
+    monkeypatch.setattr(backend, "refuse_capture", refused)
+    gather(outs[0])
+    with pytest.raises(RuntimeError, match="refused"):
+        gather(torch.full((2, 8), 9, dtype=torch.int32))
 
 
 def test_tables_of_many_callers_are_not_all_kept(
