@@ -16,7 +16,7 @@ from fused_slots import plan_ascend
 from fused_slots.backends.ascend_packet import AscendPacker, StagedPlanes
 from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.launch import FixedArguments, Launch, Variant, triton_type
-from fused_slots.backends.triton_backend import KEPT_OUT_TABLES, TritonBackend
+from fused_slots.backends.triton_backend import TritonBackend
 from fused_slots.faults import INT32_MAX, ConfigurationError, Fault
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan
@@ -87,10 +87,7 @@ class AscendOperations(TritonBackend):
         self._launch_map(variant, planned, tensors, 0)
 
     def clear_input_tables(self, num_reqs: int) -> None:
-        end = max(num_reqs, self._dirty_rows)
-        for table in self.input_tables:
-            table[:end].zero_()
-        self._dirty_rows = num_reqs
+        self.zero_dirty_rows(num_reqs)
         # The caller may write into the rows it got, so the next gather must write all of them.
         self._slot_states[0].fill_(-2)
         for filled, width in zip(self._slot_states[2], self.layout.widths, strict=True):
@@ -146,10 +143,7 @@ class AscendOperations(TritonBackend):
             num_slots, slots = num_reqs_padded, nothing
             gathered, lines = self._out_lines(out)
         elif idx_mapping is not None:
-            num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)
-            self._dirty_rows = num_reqs
-            if self.is_capturing():
-                self._captured_rows = max(self._captured_rows, num_reqs)
+            num_slots = self.slots_to_gather(num_reqs, num_reqs_padded)
         written = 0 if staged is None else staged.num_staged_rows
         planned = self._plan(
             choose_tiles(num_reqs, num_tokens_padded, self._long_step)
@@ -227,11 +221,7 @@ class AscendOperations(TritonBackend):
             for table in out
             for number in ((table.data_ptr() - base) // 4, table.stride(0), table.shape[1])
         )
-        if key not in self._out_tables:
-            if len(self._out_tables) >= KEPT_OUT_TABLES:
-                self._out_tables.clear()
-            self._out_tables[key] = torch.tensor(key, dtype=torch.int64).to(self.device)
-        return first, self._out_tables[key]
+        return first, self.kept_on_device(key)
 
     def first_of(self, out: Sequence[torch.Tensor]) -> torch.Tensor:
         """The table that the others are found from."""

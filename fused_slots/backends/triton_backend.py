@@ -195,13 +195,27 @@ class TritonBackend(Backend):
         launch(tokens.num_tiles + tokens.num_pad, tensors, numbers)
 
     def clear_input_tables(self, num_reqs: int) -> None:
-        end = max(num_reqs, self._dirty_rows, self._captured_rows)
-        for table in self.input_tables:
-            table[:end].zero_()
-        self._dirty_rows = num_reqs
+        self.zero_dirty_rows(num_reqs)
         # The caller may write into the rows it got, so the next gather must write all of them.
         self._state[..., 0].fill_(-2)
         self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))
+
+    def slots_to_gather(self, num_reqs: int, num_reqs_padded: int) -> int:
+        """Batch slots that a gather into the own tables must bring up to date: those that are
+        asked for, that an earlier gather filled, or that a replay may fill at any time."""
+        num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)
+        if self.is_capturing():
+            # Nothing runs now, so what is dirty stays so.
+            self._captured_rows = max(self._captured_rows, num_reqs)
+        else:
+            self._dirty_rows = num_reqs
+        return num_slots
+
+    def zero_dirty_rows(self, num_reqs: int) -> None:
+        """Zero what a gather or a replay may have filled; the first `num_reqs` become dirty."""
+        for table in self.input_tables:
+            table[: max(num_reqs, self._dirty_rows, self._captured_rows)].zero_()
+        self._dirty_rows = num_reqs
 
     def take_faults(self) -> list[Fault]:
         self.synchronize()
@@ -265,12 +279,7 @@ class TritonBackend(Backend):
         if out is not None:
             gathered, num_slots = self._out_table(out), num_reqs_padded
         elif idx_mapping is not None:
-            num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)
-            if self.is_capturing():
-                # Nothing runs now, so what is dirty stays so.
-                self._captured_rows = max(self._captured_rows, num_reqs)
-            else:
-                self._dirty_rows = num_reqs
+            num_slots = self.slots_to_gather(num_reqs, num_reqs_padded)
         num_gather = plan.ceil_div(num_slots, plan.SLOTS) * self._helpers
         tokens = _NO_TOKENS
         if query_start_loc is not None:
@@ -332,20 +341,24 @@ class TritonBackend(Backend):
 
     def _out_table(self, out: Sequence[torch.Tensor]) -> torch.Tensor:
         """Address, stride and width of each caller's table, on the device."""
-        key = tuple(
-            number
-            for table in out
-            for number in (table.data_ptr(), table.stride(0), table.shape[1])
+        return self.kept_on_device(
+            tuple(
+                number
+                for table in out
+                for number in (table.data_ptr(), table.stride(0), table.shape[1])
+            )
         )
-        if key not in self._out_tables:
+
+    def kept_on_device(self, numbers: tuple[int, ...]) -> torch.Tensor:
+        """Numbers about callers' tables as int64 on the device; those a graph reads for good."""
+        if numbers not in self._out_tables:
             self.refuse_capture("the first gather into these out tables")
             if len(self._out_tables) >= KEPT_OUT_TABLES:
                 self._out_tables = dict(self._captured_out_tables)
-            lines = torch.tensor(key, dtype=torch.int64).view(len(out), 3)
-            self._out_tables[key] = lines.to(self.device)
+            self._out_tables[numbers] = torch.tensor(numbers, dtype=torch.int64).to(self.device)
         if self.is_capturing():
-            self._captured_out_tables[key] = self._out_tables[key]
-        return self._out_tables[key]
+            self._captured_out_tables[numbers] = self._out_tables[numbers]
+        return self._out_tables[numbers]
 
     def _slots_variant(
         self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool

@@ -312,6 +312,34 @@ def test_rows_that_a_captured_step_fills_again_are_brought_up_to_date(npu: FakeN
         assert npu.launches[-1].num_slots == 5
 
 
+def test_rows_stay_dirty_while_a_capture_runs_nothing(npu: FakeNpu) -> None:
+    tables = make()
+    tables.warmup()
+    tables.step(*batch(5))
+    npu.capturing = True
+    tables.step(*batch(2))
+    npu.capturing = False
+    tables.step(*batch(1))
+    assert npu.launches[-1].num_slots == 5
+
+
+def test_tables_that_a_capture_names_are_kept(npu: FakeNpu) -> None:
+    tables = make()
+    rows = torch.zeros(1, dtype=torch.int32)
+    outs = [[torch.zeros(1, width, dtype=torch.int32)] for width in range(128, 228)]
+    tables.gather_block_tables(rows, 1, out=outs[0])
+    npu.capturing = True
+    tables.gather_block_tables(rows, 1, out=outs[0])
+    captured = npu.launches[-1].gathered_lines_ptr
+    with pytest.raises(InvalidArgumentError, match="first gather into these out tables"):
+        tables.gather_block_tables(rows, 1, out=outs[1])
+    npu.capturing = False
+    for out in outs[1:]:
+        tables.gather_block_tables(rows, 1, out=out)
+    tables.gather_block_tables(rows, 1, out=outs[0])
+    assert npu.launches[-1].gathered_lines_ptr is captured
+
+
 def test_tables_of_callers_are_not_kept_for_ever(npu: FakeNpu) -> None:
     tables = make()
     for width in range(128, 128 + 100):
