@@ -40,4 +40,6 @@ def plugged_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("FUSED_SLOTS_VLLM", "strict")
     plugin.register()
     yield
+    # What the test put over our names goes first: undone later, it would bring them back.
+    monkeypatch.undo()
     plugin.unregister()
