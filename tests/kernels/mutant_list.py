@@ -80,7 +80,6 @@ KERNEL_MUTANTS = [
     ("long rows ignore what is staged", STEP, "value = tl.where(column < start, table_id, staged_id)", "value = table_id"),
     ("a run that is nulled in part is copied whole", STEP, "vectors & (begin >= nulled) & (begin + RUN", "vectors & (begin + RUN"),
     ("a run that ends in staged columns is copied from the table", STEP, "plain_end = tl.minimum(high, start)", "plain_end = high"),
-    ("slots that shrink count against slots that grow", STEP, "length = tl.maximum(high - low, 0)", "length = high - low"),
     ("helpers leave a gap", STEP, "range(helper * COLUMNS, longest, num_helpers * COLUMNS)", "range(helper * COLUMNS, longest, (num_helpers + 1) * COLUMNS)"),
     ("helpers of long rows leave a gap", STEP, "range(low + first * RUN, high, num_helpers * RUN)", "range(low + first * RUN, high, (num_helpers + 1) * RUN)"),
     ("helpers share one state", STEP, "state = state_ptr + (helper * num_groups + g).to(tl.int64)", "state = state_ptr + g.to(tl.int64)"),
