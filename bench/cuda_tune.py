@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import torch
-
+from bench.beside_vllm import filled_tables, permuted
 from bench.cuda_timing import device_time
-from fused_slots import AscendBlockTables, plan
-from tests.workloads import MEASURED, StepTensors, Workload, workload
+from fused_slots import plan
+from tests.workloads import MEASURED, workload
 
 MAPPING = {"TILE": (32, 64, 128, 256), "MAP_WARPS": (1, 2, 4, 8)}
 STEP = {"STEP_TILE": (128, 256), "SLOTS": (8, 16), "COLUMNS": (32, 64), "STEP_WARPS": (4, 8)}
@@ -34,28 +33,6 @@ def constants(**values: int) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(plan, name, value)
-
-
-def filled_tables(load: Workload) -> AscendBlockTables:
-    tables = load.make_tables("cuda")
-    for row, ids, overwrite in load.appends:
-        tables.append_block_ids(row, ids, overwrite=overwrite)
-    tables.apply_staged_writes()
-    return tables
-
-
-def permuted(load: Workload, seed: int) -> StepTensors:
-    """The step with its requests in another order, among requests of one length."""
-    arrays = load.tensors("cuda")
-    lens = torch.from_numpy(load.query_start_loc).diff()
-    ones = torch.nonzero(lens == lens.min()).flatten()
-    order = torch.arange(len(lens))
-    order[ones] = ones[torch.randperm(len(ones), generator=torch.Generator().manual_seed(seed))]
-    starts = torch.from_numpy(load.query_start_loc)[:-1].long()
-    tokens = torch.cat([torch.arange(int(lens[b])) + int(starts[b]) for b in order.tolist()])
-    return arrays._replace(
-        idx_mapping=arrays.idx_mapping[order.cuda()], positions=arrays.positions[tokens.cuda()]
-    )
 
 
 def main() -> None:

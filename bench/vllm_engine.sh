@@ -8,13 +8,14 @@
 # Every part has its own time limit and log; what fails does not stop the others.
 set -u
 equipment=${EQUIPMENT:-.scratch/vgpu}
+place=${PLACE:-/tmp} # where the equipment unpacks vLLM and writes its logs and tokens
 total=${TOTAL:-570}
 models=${MODELS:-qwen3 gemma3 falcon_h1 qwen3_next}
 export OUT=${OUT:?a folder for the results}
-entry=/tmp/fused_slots_entry
+entry=$place/fused_slots_entry
 graphs="--mode FULL_DECODE_ONLY"
 
-# job NAME SECONDS stock|plugin ENGINE-ARGUMENTS...: one engine, tokens in /tmp/res, log in /tmp/log
+# job NAME SECONDS stock|plugin ENGINE-ARGUMENTS...: one engine, tokens in $place/res, log in $place/log
 job() {
   local name=$1 seconds=$2 path=
   [ "$3" = plugin ] && path=$PWD:$entry
@@ -27,8 +28,8 @@ run_model() {
   local m=$1 dtype
   for dtype in float32 bfloat16; do
     job "${m}_graph_stock" 200 stock --model "$m" --mp --dtype $dtype $graphs
-    if grep -q ^DONE "/tmp/log/${m}_graph_stock.log" || [ $SECONDS -gt 120 ]; then break; fi
-    mv "/tmp/log/${m}_graph_stock.log" "/tmp/log/${m}_graph_stock_$dtype.failed"
+    if grep -q ^DONE "$place/log/${m}_graph_stock.log" || [ $SECONDS -gt 120 ]; then break; fi
+    mv "$place/log/${m}_graph_stock.log" "$place/log/${m}_graph_stock_$dtype.failed"
   done
   job "${m}_graph_plugin" 150 plugin --model "$m" --mp --dtype $dtype $graphs &
   job "${m}_eager_stock" 150 stock --model "$m" --mp --dtype $dtype &
@@ -54,9 +55,9 @@ end_session() {
 }
 
 say() { echo "-- $SECONDS s: $*"; }
-mkdir -p "$OUT" /tmp/log /tmp/res
+mkdir -p "$OUT" $place/log $place/res
 exec > >(tee "$OUT/vllm_engine.txt") 2>&1
-rm -f /tmp/log/*_stock.log /tmp/log/*_plugin.log /tmp/log/*_control.log /tmp/res/*.json
+rm -f $place/log/*_stock.log $place/log/*_plugin.log $place/log/*_control.log $place/res/*.json
 
 # Entry points as an installed package has them; the second prints launches per step.
 mkdir -p $entry/fused_slots-0.dist-info
@@ -71,14 +72,14 @@ timeout 120 bash "$equipment/boot.sh"
 say "vLLM is unpacked"
 
 # The engines to be timed start now and then wait, idle, until nothing else runs.
-rm -f /tmp/vllm_engine_go
-PYTHONPATH=/tmp/v0.33.0:/tmp/site:$PWD:$entry setsid timeout $((total - SECONDS)) \
-  python3 -m bench.vllm_engine_time --json "$OUT/vllm_engine.json" --logs /tmp/log \
-  --go /tmp/vllm_engine_go --seconds $((total - SECONDS - 10)) &
+rm -f $place/vllm_engine_go
+PYTHONPATH=$place/v0.33.0:$place/site:$PWD:$entry setsid timeout $((total - SECONDS)) \
+  python3 -m bench.vllm_engine_time --json "$OUT/vllm_engine.json" --logs $place/log \
+  --go $place/vllm_engine_go --seconds $((total - SECONDS - 10)) &
 timing=$!
 sessions=()
 for m in $models; do
-  setsid bash "$0" model "$m" >"/tmp/log/$m.out" 2>&1 &
+  setsid bash "$0" model "$m" >"$place/log/$m.out" 2>&1 &
   sessions+=($!)
 done
 for session in "${sessions[@]}"; do
@@ -86,14 +87,15 @@ for session in "${sessions[@]}"; do
   end_session "$session"
 done
 say "tokens are there"
-timeout 30 python3 -m bench.vllm_engine_tokens --json "$OUT/vllm_tokens.json"
+timeout 30 python3 -m bench.vllm_engine_tokens --json "$OUT/vllm_tokens.json" \
+  --results $place/res --logs $place/log
 timeout 30 python3 "$equipment/cmp.py" >"$OUT/cmp.txt" 2>&1
 
-touch /tmp/vllm_engine_go
+touch $place/vllm_engine_go
 while kill -0 $timing 2>/dev/null && [ $SECONDS -lt $total ]; do sleep 1; done
 end_session $timing
 say "time is measured"
-tar czf "$OUT/logs.tgz" -C /tmp log
+tar czf "$OUT/logs.tgz" -C "$place" log
 timeout 20 python3 -m bench.vllm_engine_time --show "$OUT/vllm_engine.json"
 say "end"
 sleep 1 # tee writes the last lines

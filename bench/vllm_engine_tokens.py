@@ -1,6 +1,6 @@
 """Tokens of vLLM engines with the plugin against those without, from the files of engine runs.
 
-python -m bench.vllm_engine_tokens --json FILE [--results /tmp/res --logs /tmp/log]
+python -m bench.vllm_engine_tokens --json FILE --results FOLDER --logs FOLDER
 
 A run is NAME_stock or NAME_plugin. That the plugin was active, and in how many launches each step
 went to the device, is read from the log of the engine's own process.
@@ -68,8 +68,8 @@ def is_right(row: dict[str, Any]) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--results", type=Path, default=Path("/tmp/res"))
-    parser.add_argument("--logs", type=Path, default=Path("/tmp/log"))
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--logs", type=Path, required=True)
     options = parser.parse_args()
     names = {path.stem for path in options.logs.glob("*.log")}
     names |= {name.replace("_stock", "_plugin") for name in names if name.endswith("_stock")}

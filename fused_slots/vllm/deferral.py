@@ -93,7 +93,7 @@ class DeferringBlockTables(AscendBlockTables):
     ) -> tuple[torch.Tensor, ...]:
         if self._fusing and out is None and self._gather_waits is None:
             self._gather_waits = _Gather(idx_mapping, num_reqs_padded, num_computed_tokens)
-            return tuple(table[:num_reqs_padded] for table in self.input_block_tables)
+            return self._gathered(num_reqs_padded)
         if self._gather_waits is not None:
             self._settle()
         gathered = super().gather_block_tables(
