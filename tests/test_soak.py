@@ -18,6 +18,8 @@ from bench.soak_oracle import columns_below_window, deal_tokens
 from bench.soak_plan import WORLDS, World
 from fused_slots import AscendBlockTables, reference
 from fused_slots.backends.cpu import CpuBackend
+from fused_slots.backends.triton_backend import KEPT_PLANS
+from fused_slots.plan import TokenPlan
 
 STEPS = 150
 
@@ -125,7 +127,7 @@ def test_a_run_reports_what_it_did_and_fails_when_something_grows(
     append = AscendBlockTables.append_block_ids
 
     def leaking(tables: AscendBlockTables, *arguments: Any, **named: Any) -> None:
-        vars(tables).setdefault("leak", leak).append(0)
+        vars(tables).setdefault("leak", leak).extend([0] * 10)
         append(tables, *arguments, **named)
 
     monkeypatch.setattr(AscendBlockTables, "append_block_ids", leaking)
@@ -133,8 +135,21 @@ def test_a_run_reports_what_it_did_and_fails_when_something_grows(
     assert "kept grew by" in json.loads(path.read_text())["failures"][0]
 
 
+def test_token_plans_that_are_never_forgotten_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(soak, "CHUNK", 10)
+    monkeypatch.setattr(sys, "argv", ["soak", "--device", "cpu", "--steps", "120"])
+    plans = {number: TokenPlan(False, 0, 0, 1, 0) for number in range(KEPT_PLANS)}
+    monkeypatch.setattr(CpuBackend, "_token_plans", plans, raising=False)
+    assert soak.main() == 0, "as many as each manager may keep, and they are not growth"
+    plans[KEPT_PLANS] = plans[0]
+    assert soak.main() == 1
+    assert f"{3 * (KEPT_PLANS + 1)} token plans" in capsys.readouterr().out
+
+
 def test_growth_is_what_the_rest_exceeds_the_first_tenth_by() -> None:
-    record = Record(1000, 50, 10, 5, 2, 7, 0, 100.0)
+    record = Record(1000, 50, 10, 5, 2, 7, 3, 0, 100.0)
     records = [record, replace(record, rss_kib=60)] + [record] * 17 + [replace(record, rss_kib=85)]
     assert grown(records)["rss_kib"] == 25
     assert grown([record] * 20)["rss_kib"] == 0
