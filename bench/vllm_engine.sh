@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A real vLLM 0.33.0 engine on one GPU, its own block tables against the plugin's: greedy tokens of
-# four models (the engine in a spawned process, eager and with CUDA graphs), then time per step.
+# A real vLLM 0.33.0 engine, its own block tables against the plugin's: greedy tokens of four models
+# (the engine in a spawned process, eager and with CUDA graphs, and with so few blocks that requests
+# are preempted), then time per step. On a machine of several GPUs the models take them in turns.
 #
 #   OUT=results bash bench/vllm_engine.sh      from the tree's root, within TOTAL seconds (570)
 #
@@ -23,6 +24,15 @@ job() {
   XPATH=$path bash "$equipment/job.sh" 0.33.0 "$name" "$seconds" "$@"
 }
 
+# Blocks that hold one longest request, and not all requests of a batch.
+few_blocks() {
+  case $1 in
+    qwen3) echo 300 ;;
+    gemma3) echo 620 ;;
+    *) echo 40 ;;
+  esac
+}
+
 # Stock with graphs goes first, because it fills Triton's cache; bfloat16 where float32 fails.
 run_model() {
   local m=$1 dtype
@@ -34,6 +44,10 @@ run_model() {
   job "${m}_graph_plugin" 150 plugin --model "$m" --mp --dtype $dtype $graphs &
   job "${m}_eager_stock" 150 stock --model "$m" --mp --dtype $dtype &
   job "${m}_eager_plugin" 150 plugin --model "$m" --mp --dtype $dtype &
+  for blocks in $(few_blocks "$m"); do
+    job "${m}_few${blocks}_stock" 150 stock --model "$m" --mp --dtype $dtype --blocks "$blocks" &
+    job "${m}_few${blocks}_plugin" 150 plugin --model "$m" --mp --dtype $dtype --blocks "$blocks" &
+  done
   if [ "$m" = qwen3 ]; then # the comparison must be able to fail: a table that is broken on purpose
     job qwen3_graph_control 150 stock --model qwen3 --dtype $dtype $graphs --impl mut-slot &
   fi
@@ -41,7 +55,7 @@ run_model() {
 }
 
 if [ "${1-}" = model ]; then
-  run_model "$2"
+  CUDA_VISIBLE_DEVICES=$3 run_model "$2"
   exit
 fi
 
@@ -78,8 +92,9 @@ PYTHONPATH=$place/v0.33.0:$place/site:$PWD:$entry setsid timeout $((total - SECO
   --go $place/vllm_engine_go --seconds $((total - SECONDS - 10)) &
 timing=$!
 sessions=()
+gpus=$(nvidia-smi --list-gpus | wc -l)
 for m in $models; do
-  setsid bash "$0" model "$m" >"$place/log/$m.out" 2>&1 &
+  setsid bash "$0" model "$m" $((${#sessions[@]} % gpus)) >"$place/log/$m.out" 2>&1 &
   sessions+=($!)
 done
 for session in "${sessions[@]}"; do

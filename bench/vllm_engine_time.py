@@ -75,7 +75,7 @@ class Side:
             raise EngineFailed(f"{self.log.stem}: no answer in time")
         try:
             word, value = self.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):
             word, value = "failed", "the process ended"
         if word == "failed":
             raise EngineFailed(f"{self.log.stem}: {value}")
@@ -96,8 +96,16 @@ class Side:
 
     def run(self, kind: str, batch: int, until: float) -> Any:
         """One call of `generate`."""
+        return self.ask({"kind": kind, "batch": batch, "new_tokens": NEW_TOKENS[kind]}, until)
+
+    def ask(self, question: Any, until: float) -> Any:
+        """What the engine's process answers.
+
+        Raises:
+            EngineFailed: it failed, ended, or said nothing in time.
+        """
         try:
-            self.connection.send({"kind": kind, "batch": batch, "new_tokens": NEW_TOKENS[kind]})
+            self.connection.send(question)
         except OSError as error:
             raise EngineFailed(f"{self.log.stem}: {error}") from error
         return self.receive(until)
@@ -165,8 +173,7 @@ class Comparison:
     def finish(self) -> None:
         """Faults that the tables counted."""
         for name, side in self.sides.items():
-            side.connection.send(None)
-            self.result[name]["end"] = side.receive(time.monotonic() + 10)
+            self.result[name]["end"] = side.ask(None, time.monotonic() + 10)
 
     def stop(self) -> None:
         for side in self.sides.values():

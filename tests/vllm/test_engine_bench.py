@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import vllm.v1.worker.gpu.model_runner as model_runner
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench import vllm_engine_count
 from bench.vllm_engine_worker import Watch, counting
 from fused_slots.vllm.deferral import DeferringBlockTables
 from fused_slots.vllm.scheduler_loop import SchedulerLoop
+from fused_slots.vllm.scheduler_scenarios import Scenario
 from tests.vllm.kv_manager_truth import SlotOwners
 from tests.vllm.test_runner import SCENARIOS, Runner, _follow, dispatch
 
 SMALL = replace(SCENARIOS[0], num_steps=16, max_num_reqs=3, prompt_tokens=(4, 9))
+FEW_BLOCKS = SCENARIOS[0]  # requests are preempted
+
+
+def make_runner(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Runner, SchedulerLoop]:
+    monkeypatch.setattr(model_runner, "copy_kv_cache_blocks_inplace", lambda *_: None)
+    monkeypatch.setattr(model_runner, "dispatch_cg_and_sync_dp", dispatch)
+    loop = SchedulerLoop(scenario)
+    runner = Runner(scenario, loop)
+    _follow(loop, runner, SlotOwners(loop), monkeypatch)
+    return runner, loop
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, SchedulerLoop]:
     """A runner whose tables are what `model_runner.BlockTables` is when it is built."""
-    monkeypatch.setattr(model_runner, "copy_kv_cache_blocks_inplace", lambda *_: None)
-    monkeypatch.setattr(model_runner, "dispatch_cg_and_sync_dp", dispatch)
-    loop = SchedulerLoop(SMALL)
-    runner = Runner(SMALL, loop)
-    _follow(loop, runner, SlotOwners(loop), monkeypatch)
-    return runner, loop
+    return make_runner(SMALL, monkeypatch)
 
 
 def run(runner: Runner, loop: SchedulerLoop) -> None:
@@ -52,19 +62,30 @@ def test_the_preparation_is_timed_with_either_tables(
     assert not wrapped & (vars(runner.runner).keys() | vars(runner.runner.block_tables).keys())
 
 
-def test_launches_of_each_step_are_printed(
+def test_launches_of_each_step_and_preemptions_are_printed(
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(vllm_engine_count, "EVERY", 1)
     monkeypatch.setattr(DeferringBlockTables, "defer_writes", DeferringBlockTables.defer_writes)
+    preempted = []
+    preempt = Scheduler._preempt_request
+
+    def noted(self: Scheduler, request: Any, *arguments: Any, **named: Any) -> None:
+        preempted.append(request.request_id)
+        preempt(self, request, *arguments, **named)
+
+    monkeypatch.setattr(Scheduler, "_preempt_request", noted)
     vllm_engine_count.register()
     vllm_engine_count.register()
     request.getfixturevalue("plugged_in")
-    runner, loop = request.getfixturevalue("small")
+    runner, loop = make_runner(FEW_BLOCKS, monkeypatch)
     with counting(runner.runner) as steps:
         run(runner, loop)
-    assert steps.total() == SMALL.num_steps
+    assert steps.total() == FEW_BLOCKS.num_steps
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1].startswith(f"fused_slots launches: {{1: {SMALL.num_steps}}} process")
+    assert preempted
+    assert lines[-1].startswith(
+        f"fused_slots launches: {{1: {FEW_BLOCKS.num_steps}}} preemptions: {len(preempted)} process"
+    )
