@@ -63,7 +63,7 @@ def window_of_row(
             staged = tl.load(staged_ptr + lane, mask=inside, other=0)
             window = tl.where(lane < start - lowest, window, staged)
     else:
-        window = tl.load(entries_ptr + lane, mask=lane < width - lowest, other=0)
+        window = tl.load(entries_ptr + lane, mask=lane < filled - lowest, other=0)
     return window
 
 

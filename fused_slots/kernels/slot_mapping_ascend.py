@@ -26,11 +26,11 @@ from fused_slots.kernels.run_ascend import map_run
 def last_at_most(query_start_loc_ptr, num_reqs, token, search_steps):
     """The last batch entry whose first token is at most `token`, by scalars."""
     low = 0
-    high = num_reqs - 1
+    high = num_reqs
     for _ in range(search_steps):
-        middle = (low + high + 1) // 2
+        middle = (low + high) // 2
         later = tl.load(query_start_loc_ptr + middle) > token
-        high = tl.where(later, middle - 1, high)
+        high = tl.where(later, middle, high)
         low = tl.where(later, low, middle)
     return low
 
@@ -86,6 +86,100 @@ def requests_of_tile(
 
 
 @triton.jit
+def map_mixed(
+    tile,
+    num_tokens,
+    group_slots_ptr,
+    idx_mapping_ptr,
+    query_start_loc_ptr,
+    positions_ptr,
+    words_ptr,
+    replay_start_ptr,
+    num_reqs,
+    search_steps,
+    g,
+    num_groups,
+    group,
+    kind,
+    width,
+    column_size,
+    column_shift,
+    table_ptr,
+    filled_ptr,
+    starts_ptr,
+    bases_ptr,
+    ids_ptr,
+    faults_ptr,
+    max_num_reqs,
+    interleave,
+    interleave_shift,
+    replay_window,
+    TILE: tl.constexpr,
+    FLAT: tl.constexpr,
+    POW2: tl.constexpr,
+    SHARDED: tl.constexpr,
+    RING: tl.constexpr,
+    REPLAY: tl.constexpr,
+    STAGED: tl.constexpr,
+):
+    """Map TILE tokens from `tile` on, whatever their requests and positions."""
+    token = tile + tl.arange(0, TILE)
+    live = token < num_tokens
+    position = tl.load(positions_ptr + token, mask=live, other=-1)
+    start = token * 0
+    if FLAT:
+        row = tl.load(idx_mapping_ptr + token, mask=live, other=-1)
+        row = clamp_rows(row, max_num_reqs)
+    else:
+        row, start = requests_of_tile(
+            tile,
+            num_tokens,
+            idx_mapping_ptr,
+            query_start_loc_ptr,
+            replay_start_ptr,
+            num_reqs,
+            max_num_reqs,
+            search_steps,
+            TILE,
+            REPLAY,
+        )
+    slots = map_tile(
+        live,
+        row,
+        position,
+        start,
+        tile,
+        num_tokens,
+        words_ptr,
+        g,
+        num_groups,
+        group,
+        kind,
+        width,
+        column_size,
+        column_shift,
+        table_ptr,
+        filled_ptr,
+        starts_ptr,
+        bases_ptr,
+        ids_ptr,
+        faults_ptr,
+        max_num_reqs,
+        interleave,
+        interleave_shift,
+        replay_window,
+        group_slots_ptr.dtype.element_ty,
+        TILE,
+        POW2,
+        SHARDED,
+        RING,
+        REPLAY,
+        STAGED,
+    )
+    tl.store(group_slots_ptr + token, slots, mask=live)
+
+
+@triton.jit
 def map_spans(
     x,
     num_tiles,
@@ -127,19 +221,17 @@ def map_spans(
     group = descriptor_ptr + g * DESCRIPTOR_WIDTH
     kind = tl.load(group + KIND)
     width = tl.load(group + WIDTH)
-    column_size = tl.load(group + COLUMN_SIZE)
     column_shift = tl.load(group + COLUMN_SHIFT)
+    column_size = 1 << column_shift if POW2 else tl.load(group + COLUMN_SIZE)
     table_ptr = arena_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
     filled_ptr += g * max_num_reqs
     starts_ptr += g * max_num_reqs
     bases_ptr += g * max_num_reqs
-    for span in range(x, tl.cdiv(num_tokens, SPAN), num_tiles):
-        first = span * SPAN
-        last = tl.minimum(first + SPAN, num_tokens)
+    for first in range(x * SPAN, num_tokens, num_tiles * SPAN):
         if SPAN > TILE:
             mapped = map_run(
                 first,
-                last,
+                tl.minimum(num_tokens - first, SPAN),
                 last_at_most(query_start_loc_ptr, num_reqs, first, search_steps),
                 group_slots_ptr,
                 idx_mapping_ptr,
@@ -165,36 +257,57 @@ def map_spans(
                 REPLAY,
                 STAGED,
             )
-            first = tl.where(mapped > 0, last, first)
-        for tile in range(first, last, TILE):
-            token = tile + tl.arange(0, TILE)
-            live = token < num_tokens
-            position = tl.load(positions_ptr + token, mask=live, other=-1)
-            start = token * 0
-            if FLAT:
-                row = tl.load(idx_mapping_ptr + token, mask=live, other=-1)
-                row = clamp_rows(row, max_num_reqs)
-            else:
-                row, start = requests_of_tile(
-                    tile,
-                    num_tokens,
-                    idx_mapping_ptr,
-                    query_start_loc_ptr,
-                    replay_start_ptr,
-                    num_reqs,
-                    max_num_reqs,
-                    search_steps,
-                    TILE,
-                    REPLAY,
-                )
-            slots = map_tile(
-                live,
-                row,
-                position,
-                start,
-                tile,
+            # Under an if, since the compiler moves what tiles share in front of their loop.
+            if mapped == 0:
+                for tile in range(first, tl.minimum(first + SPAN, num_tokens), TILE):
+                    map_mixed(
+                        tile,
+                        num_tokens,
+                        group_slots_ptr,
+                        idx_mapping_ptr,
+                        query_start_loc_ptr,
+                        positions_ptr,
+                        words_ptr,
+                        replay_start_ptr,
+                        num_reqs,
+                        search_steps,
+                        g,
+                        num_groups,
+                        group,
+                        kind,
+                        width,
+                        column_size,
+                        column_shift,
+                        table_ptr,
+                        filled_ptr,
+                        starts_ptr,
+                        bases_ptr,
+                        ids_ptr,
+                        faults_ptr,
+                        max_num_reqs,
+                        interleave,
+                        interleave_shift,
+                        replay_window,
+                        TILE,
+                        FLAT,
+                        POW2,
+                        SHARDED,
+                        RING,
+                        REPLAY,
+                        STAGED,
+                    )
+        else:
+            map_mixed(
+                first,
                 num_tokens,
+                group_slots_ptr,
+                idx_mapping_ptr,
+                query_start_loc_ptr,
+                positions_ptr,
                 words_ptr,
+                replay_start_ptr,
+                num_reqs,
+                search_steps,
                 g,
                 num_groups,
                 group,
@@ -212,22 +325,21 @@ def map_spans(
                 interleave,
                 interleave_shift,
                 replay_window,
-                group_slots_ptr.dtype.element_ty,
                 TILE,
+                FLAT,
                 POW2,
                 SHARDED,
                 RING,
                 REPLAY,
                 STAGED,
             )
-            tl.store(group_slots_ptr + token, slots, mask=live)
 
 
 @triton.jit
 def pad_tail(group_slots_ptr, num_tokens, capacity, program, num_pad, PAD_TILE: tl.constexpr):
     """Write PAD behind the last token; this program takes every num_pad-th piece."""
     lanes = tl.arange(0, PAD_TILE)
-    begin = num_tokens + program * PAD_TILE
+    begin = tl.maximum(num_tokens, 0) + program * PAD_TILE
     for pad in range(begin, capacity, num_pad * PAD_TILE):
         value = tl.full([PAD_TILE], PAD, group_slots_ptr.dtype.element_ty)
         tl.store(group_slots_ptr + pad + lanes, value, mask=pad + lanes < capacity)
@@ -275,15 +387,15 @@ def slots_on_ascend(
 ):
     program = tl.program_id(0)
     x = program // num_groups
-    g = program - x * num_groups
+    g = program % num_groups
     given = num_positions if FLAT else tl.load(query_start_loc_ptr + num_reqs)
-    num_tokens = tl.maximum(tl.minimum(given, tl.minimum(capacity, num_positions)), 0)
+    num_tokens = tl.minimum(given, tl.minimum(capacity, num_positions))
     group_slots_ptr = slots_ptr + g.to(tl.int64) * slots_stride
     if x >= num_tiles:
+        if x == num_tiles:
+            count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
         pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, PAD_TILE)
     else:
-        if x == 0:
-            count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
         map_spans(
             x,
             num_tiles,

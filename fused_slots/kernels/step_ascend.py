@@ -1,10 +1,12 @@
 """The whole step in one launch, in the forms that lower well on Ascend.
 
 The grid has one axis, program p working for group p mod G. Programs of a group have one of four
-roles, as in step.py: tokens, padding, gather, writers. There is no barrier and none is needed:
-writers touch the columns of a row from `starts` on and the lengths on the device; readers take
-columns before `starts` from the table, the others from the staged ids, and lengths from the
-packet. Nothing in this launch is read from where another of its programs writes.
+roles, as in step.py, in another order: gather, tokens, padding, writers. Where programs outnumber
+cores, the first core gets another one; a mixed batch's first tokens, its many decodes, cost most.
+There is no barrier and none is needed: writers touch the columns of a row from `starts` on and the
+lengths on the device; readers take columns before `starts` from the table, the others from the
+staged ids, and lengths from the packet. Nothing in this launch is read from where another of its
+programs writes.
 
 The gather's state is per (group, batch slot), four planes of int32: the row and its generation
 that the slot was copied from, how many columns it has filled and how many are nulled. One program
@@ -237,21 +239,61 @@ def step_on_ascend(
 ):
     program = tl.program_id(0)
     x = program // num_groups
-    g = program - x * num_groups
+    g = program % num_groups
     group = descriptor_ptr + g * DESCRIPTOR_WIDTH
     table_offset = tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
     table_ptr = arena_ptr + table_offset
     width = tl.load(group + WIDTH)
     of_group = g * max_num_reqs
-    if x < num_tiles + num_pad:
+    if x < num_gather:
+        if WHOLE:
+            line_ptr = gathered_lines_ptr + 3 * g
+            gathered_ptr += tl.load(line_ptr)
+            gathered_stride = tl.load(line_ptr + 1)
+            gathered_width = tl.load(line_ptr + 2).to(tl.int32)
+        else:
+            gathered_ptr += table_offset
+            gathered_stride = width.to(tl.int64)
+            gathered_width = width
+        for first in range(x * SLOTS, num_slots, num_gather * SLOTS):
+            gather_tile(
+                first,
+                gathered_ptr,
+                gathered_stride,
+                gathered_width,
+                idx_mapping_ptr,
+                num_computed_ptr,
+                filled_ptr + of_group,
+                starts_ptr + of_group,
+                bases_ptr + of_group,
+                generations_ptr,
+                ids_ptr,
+                table_ptr,
+                width,
+                state_ptr + of_group,
+                num_groups * max_num_reqs,
+                group,
+                g,
+                num_groups,
+                num_reqs,
+                num_slots,
+                max_num_reqs,
+                faults_ptr,
+                SLOTS,
+                COLUMNS,
+                POW2,
+                WHOLE,
+            )
+    elif x < num_gather + num_tiles + num_pad:
+        x -= num_gather
         given = tl.load(query_start_loc_ptr + num_reqs)
-        num_tokens = tl.maximum(tl.minimum(given, tl.minimum(capacity, num_positions)), 0)
+        num_tokens = tl.minimum(given, tl.minimum(capacity, num_positions))
         group_slots_ptr = slots_ptr + g.to(tl.int64) * slots_stride
         if x >= num_tiles:
+            if x == num_tiles:
+                count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
             pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, PAD_TILE)
         else:
-            if x == 0:
-                count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
             map_spans(
                 x,
                 num_tiles,
@@ -286,49 +328,9 @@ def step_on_ascend(
                 REPLAY,
                 True,
             )
-    elif x < num_tiles + num_pad + num_gather:
-        if WHOLE:
-            line_ptr = gathered_lines_ptr + 3 * g
-            gathered_ptr += tl.load(line_ptr)
-            gathered_stride = tl.load(line_ptr + 1)
-            gathered_width = tl.load(line_ptr + 2).to(tl.int32)
-        else:
-            gathered_ptr += table_offset
-            gathered_stride = width.to(tl.int64)
-            gathered_width = width
-        first_slot = (x - num_tiles - num_pad) * SLOTS
-        for first in range(first_slot, num_slots, num_gather * SLOTS):
-            gather_tile(
-                first,
-                gathered_ptr,
-                gathered_stride,
-                gathered_width,
-                idx_mapping_ptr,
-                num_computed_ptr,
-                filled_ptr + of_group,
-                starts_ptr + of_group,
-                bases_ptr + of_group,
-                generations_ptr,
-                ids_ptr,
-                table_ptr,
-                width,
-                state_ptr + of_group,
-                num_groups * max_num_reqs,
-                group,
-                g,
-                num_groups,
-                num_reqs,
-                num_slots,
-                max_num_reqs,
-                faults_ptr,
-                SLOTS,
-                COLUMNS,
-                POW2,
-                WHOLE,
-            )
     else:
         write_rows(
-            x - num_tiles - num_pad - num_gather,
+            x - num_gather - num_tiles - num_pad,
             num_write,
             num_written_rows,
             written_rows_ptr,

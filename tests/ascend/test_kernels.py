@@ -71,6 +71,65 @@ def test_runs_of_more_columns_than_a_window_go_by_tiles(block_size: int) -> None
         CheckedVariant(setup, ASCEND_910B3, variant).run(40)
 
 
+def almost_runs(span: int) -> dict[str, tuple[list[int], np.ndarray]]:
+    """Query lengths and positions of a span of tokens that is a run, or nearly one."""
+    run = np.arange(span)
+    cases = {
+        "a run": ([span], run),
+        "a run that begins within a column": ([span], run + 5),
+        "a run that ends within a span": ([span - 1], run[:-1]),
+        "the last token is another request's": ([span - 1, 1], run),
+        "the last token is nobody's": ([span, 1], np.append(run, 3)),
+        "all negative": ([span], run - span - 16),
+        "negative at first": ([span], run - 16),
+        "up to 2^31 - 1": ([span], run + 2**31 - span),
+    }
+    for place in (0, span // 2, span - 1):
+        for what in (-(2**63), -(2**32), -(2**31), -1, 1, 2**31, 2**32, 2**62):
+            position = run.copy()
+            position[place] += what
+            cases[f"token {place} is {what} further"] = [span], position
+    return cases
+
+
+@pytest.mark.parametrize("columns", [31, 32, 33])
+@pytest.mark.parametrize("name", almost_runs(LONG_MAP.span))
+def test_spans_that_are_almost_runs(name: str, columns: int) -> None:
+    """Rows that have all columns of 512 tokens, one fewer and one more."""
+    group = KVCacheGroup(LONG_MAP.span // 32, 40)
+    setup = Setup((group,), capacity=LONG_MAP.span + 8)
+    lengths, positions = almost_runs(LONG_MAP.span)[name]
+    tables = make(setup, ASCEND_910B3)
+    rows = [{row: list(range(100 * row, 100 * row + columns)) for row in (1, 2)}]
+    for row, ids in rows[0].items():
+        tables.append_block_ids(row, (ids,), overwrite=True)
+    tables.apply_staged_writes()
+    index = np.array([2, 1][: len(lengths)])
+    starts = np.cumsum([0, *lengths]).astype(np.int32)
+    batch = Batch(name, rows, index, starts, positions, None)
+    arguments = [torch.from_numpy(a) for a in (index.astype(np.int32), starts, positions)]
+    slots, faults = expected(setup, batch)
+    found = tables.compute_slot_mappings(*arguments, setup.capacity)
+    variant, _ = tables._backend.launcher.executions[-1]
+    assert dict(variant.constants)["SPAN"] == LONG_MAP.span
+    np.testing.assert_array_equal(found.numpy(), slots)
+    assert faults_of(tables) == faults
+
+
+@pytest.mark.parametrize("num_tokens", [8, LONG_MAP.span])
+def test_a_negative_number_of_tokens_maps_none_and_pads_all(num_tokens: int) -> None:
+    tables = make(Setup((KVCacheGroup(16, 40),), capacity=LONG_MAP.span), ASCEND_910B3)
+    tables.append_block_ids(0, ([3, 4],), overwrite=True)
+    tables.apply_staged_writes()
+    starts = torch.tensor([0, -40], dtype=torch.int32)
+    positions = torch.arange(num_tokens)
+    out = torch.full((1, num_tokens), -77, dtype=torch.int32)
+    tables.compute_slot_mappings(torch.tensor([0], dtype=torch.int32), starts, positions,
+                                 num_tokens, out=out)  # fmt: skip
+    assert out.tolist() == [[-1] * num_tokens]
+    assert faults_of(tables) == {}
+
+
 @pytest.mark.parametrize("groups", [POWERS, OTHERS], ids=["powers", "others"])
 def test_rows_of_several_chunks(groups: tuple) -> None:
     """More rows than a program holds numbers of on chip: 600 of them, used at chunks' edges."""
