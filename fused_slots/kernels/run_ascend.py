@@ -74,7 +74,7 @@ def map_run(
     """
     done = 0
     index = tl.load(idx_mapping_ptr + entry)
-    ours = (tl.load(query_start_loc_ptr + entry + 1) - first >= count) & (kind == KIND_PAGED)
+    ours = (tl.load(query_start_loc_ptr + entry + 1) >= first + count) & (kind == KIND_PAGED)
     # One unsigned comparison refuses negative rows, too.
     ours = ours & (index.to(tl.uint64) < max_num_reqs)
     if REPLAY:
