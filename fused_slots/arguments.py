@@ -264,7 +264,7 @@ def check_host_visible_batch(
         raise InvalidArgumentError(
             "query_start_loc", expected="0 in its first entry", actual=str(starts[0])
         )
-    if (starts[1:] < starts[:-1]).any():
+    if np.count_nonzero(starts[1:] < starts[:-1]):
         b = int(np.flatnonzero(np.diff(starts) < 0)[0])
         raise InvalidArgumentError(
             "query_start_loc",

@@ -60,7 +60,20 @@ GROUPS = "fused_slots/groups.py"
 
 _HOST = [
     # The mapping
-    ("drop the pad of the tail", CPU, "        out[:, num_tokens:] = PAD_SLOT_ID\n", ""),
+    ("drop the pad of the tail", CPU, "out[:, num_tokens:] = PAD_SLOT_ID", "pass"),
+    (
+        "a tail of one token is not padded",
+        CPU,
+        "if num_tokens < out.shape[1]:",
+        "if num_tokens + 1 < out.shape[1]:",
+    ),
+    (
+        "as many tokens as requests are one each",
+        CPU,
+        "return starts.tobytes() == self._numbers[: num_reqs + 1].tobytes()",
+        "return True",
+    ),
+    ("negative rows exist", CPU, "unsigned = rows.view(_UNSIGNED[rows.dtype])", "unsigned = rows"),
     ("pad from one token later", CPU, "out[:, num_tokens:] =", "out[:, num_tokens + 1 :] ="),
     (
         "drop the pad of state groups",
@@ -73,8 +86,8 @@ _HOST = [
     (
         "row limit + 1",
         CPU,
-        "if rows.min() < 0 or rows.max() >= self",
-        "if rows.min() < 0 or rows.max() > self",
+        "unsigned[unsigned.argmax()] < self.layout",
+        "unsigned[unsigned.argmax()] <= self.layout",
     ),
     ("negative positions are position 0", CPU, "_union(no_row, negative)", "no_row"),
     ("position 0 is negative", CPU, "negative = positions < 0", "negative = positions <= 0"),
@@ -182,14 +195,14 @@ _HOST = [
     (
         "columns beyond a row are gathered",
         CPU,
-        "            live[:, uniform:] *= self._columns[uniform:filled] < lengths[:, None]\n",
+        "            live[:, uniform:] *= self._numbers[uniform:filled] < lengths[:, None]\n",
         "            pass\n",
     ),
     (
         "the last column is not gathered",
         CPU,
-        "self._columns[uniform:filled] < lengths",
-        "self._columns[uniform:filled] + 1 < lengths",
+        "self._numbers[uniform:filled] < lengths",
+        "self._numbers[uniform:filled] + 1 < lengths",
     ),
     (
         "dummies gather row 0",
@@ -270,8 +283,8 @@ _HOST = [
     (
         "window's last column",
         CPU,
-        "self._columns[:nulled] >= below",
-        "self._columns[:nulled] > below",
+        "self._numbers[:nulled] >= below",
+        "self._numbers[:nulled] > below",
     ),
     # The step
     ("step does not apply", CPU, "            self.apply_writes(staged)\n", "            pass\n"),
