@@ -59,7 +59,7 @@ class TwinTables(FusedBlockTables):
         self.compared["gather of all columns"] += num_computed_tokens is None
         self._to_compare = idx_mapping, mine, theirs
         if self._gather_waits is None:
-            self._compare_tables()
+            self._compare_gathered()
         return mine
 
     def compute_slot_mappings(
@@ -75,7 +75,7 @@ class TwinTables(FusedBlockTables):
         mine = super().compute_slot_mappings(
             idx_mapping, query_start_loc, positions, num_tokens_padded, out
         )
-        self._compare_tables()
+        self._compare_gathered()
         their_out = None if out is None else torch.zeros_like(out)
         theirs = self.theirs.compute_slot_mappings(
             idx_mapping, query_start_loc, positions, num_tokens_padded, their_out
@@ -98,11 +98,13 @@ class TwinTables(FusedBlockTables):
         self.theirs.get_dummy_block_tables(num_reqs)
         return super().get_dummy_block_tables(num_reqs)
 
-    def _compare_tables(self) -> None:
+    def _compare_gathered(self) -> None:
+        if self._to_compare is not None:
+            self.compare_tables(*self._to_compare)
+            self._to_compare = None
+
+    def compare_tables(self, idx_mapping: Any, ours: Any, theirs: Any) -> None:
         """Filled columns, zero behind them, and zero rows behind the batch."""
-        if self._to_compare is None:
-            return
-        (idx_mapping, ours, theirs), self._to_compare = self._to_compare, None
         filled = self.theirs.num_blocks.np
         for g, (mine, their) in enumerate(zip(ours, theirs, strict=True)):
             assert mine.shape == their.shape
