@@ -30,11 +30,25 @@ CASES = 200
 UB_GOAL = 96 * 1024
 
 
+SOURCES = (
+    "kernels/*_ascend.py",
+    "kernels/descriptor.py",
+    "kernels/mapping.py",
+    "backends/ascend*.py",
+    "backends/base.py",
+    "backends/descriptor.py",
+    "backends/launch.py",
+    "backends/triton_backend.py",
+    "plan_ascend.py",
+    "reference.py",
+)
+"""Of the package, what decides what a device would run and what is expected of it."""
+
+
 def sources() -> str:
     """A digest of what is verified and of what verifies it."""
     digest = hashlib.sha256()
-    patterns = ("kernels/*.py", "backends/*.py", "plan_ascend.py", "reference.py")
-    package = [path for pattern in patterns for path in ROOT.glob(f"fused_slots/{pattern}")]
+    package = [path for pattern in SOURCES for path in ROOT.glob(f"fused_slots/{pattern}")]
     for path in sorted([*package, *ROOT.glob("tests/ascend/**/*.py")]):
         if not path.name.startswith(("test_", "conftest")):
             digest.update(path.read_bytes())
