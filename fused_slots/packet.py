@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fused_slots.faults import INT32_MAX
 from fused_slots.layout import TableLayout
 from fused_slots.staging import StagedWrites
 
@@ -23,8 +24,11 @@ def pack_writes(writes: StagedWrites, layout: TableLayout, packet: npt.NDArray[n
         packet: int32, long enough for them.
 
     Raises:
+        OverflowError: there are more columns than an int32 offset reaches.
         ValueError: the packet is too small.
     """
+    if len(writes.column_ids) > INT32_MAX:
+        raise OverflowError("more columns are staged than int32 offsets reach")
     num_rows, num_written = layout.max_num_reqs, len(writes.rows)
     lines_end = num_rows + 2 * num_written
     records_end = lines_end + 3 * writes.counts.size

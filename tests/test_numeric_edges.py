@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 import torch
 
 from fused_slots import AscendBlockTables, BlockTableError, KVCacheGroup
+from fused_slots.packet import pack_writes
+from fused_slots.staging import StagedWrites
 from tests.backends_under_test import BACKENDS, MakeTables, batch_tensors, faults, gathered, slots
 from tests.model import POISON
 
@@ -146,3 +149,24 @@ def test_a_row_whose_elements_begin_beyond_int32(monkeypatch: pytest.MonkeyPatch
     tables.apply_staged_writes()
     assert slots(tables, [(last, [0, 2, 3])]) == [[11, 13, -1]]
     assert gathered(tables, [last])[0][0][:4] == [11, 12, 13, 0]
+
+
+def test_more_columns_than_int32_offsets_reach_are_refused() -> None:
+    """The ids take no memory: all of them are the same element."""
+    one = np.ones((1, 1), dtype=np.int64)
+    writes = StagedWrites(
+        rows=one[0],
+        filled=one.astype(np.int32),
+        counts=one,
+        offsets=one,
+        column_ids=np.broadcast_to(np.int32(7), INT32_MAX + 1),
+        generations=one[0].astype(np.int32),
+    )
+    layout = AscendBlockTables.from_groups(
+        [KVCacheGroup(16, 8)], max_num_reqs=2, max_num_batched_tokens=8, device="cpu"
+    ).layout
+    packet = np.zeros(8, dtype=np.int32)
+    with pytest.raises(OverflowError, match="int32 offsets"):
+        pack_writes(writes, layout, packet)
+    with pytest.raises(ValueError, match="too small"):
+        pack_writes(replace(writes, column_ids=writes.column_ids[:INT32_MAX]), layout, packet)
