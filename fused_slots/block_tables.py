@@ -313,12 +313,9 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: a tensor has the wrong shape, dtype or device.
         """
-        num_reqs = arguments.check_rows(self.device, idx_mapping)
-        num_reqs_padded = arguments.check_gather(
-            self.layout, self.device, num_reqs, num_reqs_padded, out, num_computed_tokens
+        num_reqs, num_reqs_padded = self._check_gather(
+            idx_mapping, num_reqs_padded, out, out_ptrs, num_computed_tokens
         )
-        if out_ptrs is not None and out is None:
-            raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
         if out is not None and self._is_own_memory(out):
             out = None
         if self.layout.num_groups and (num_reqs or num_reqs_padded or out is None):
@@ -614,6 +611,23 @@ class AscendBlockTables:
             return None
         self._backend.refuse_capture(operation)
         return self._rows
+
+    def _check_gather(
+        self,
+        idx_mapping: torch.Tensor,
+        num_reqs_padded: int,
+        out: Sequence[torch.Tensor] | None,
+        out_ptrs: torch.Tensor | None,
+        num_computed_tokens: torch.Tensor | None,
+    ) -> tuple[int, int]:
+        """Check the arguments of `gather_block_tables`; return num_reqs and num_reqs_padded."""
+        num_reqs = arguments.check_rows(self.device, idx_mapping)
+        num_reqs_padded = arguments.check_gather(
+            self.layout, self.device, num_reqs, num_reqs_padded, out, num_computed_tokens
+        )
+        if out_ptrs is not None and out is None:
+            raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
+        return num_reqs, num_reqs_padded
 
     def _check_tokens(
         self,

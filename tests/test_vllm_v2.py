@@ -263,6 +263,25 @@ def test_a_refused_gather_leaves_no_write_waiting(fused: bool) -> None:
     assert tables.block_tables[0].gpu[1, 0] == 3
 
 
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"num_reqs_padded": NUM_ROWS + 1}, "num_reqs_padded"),
+        ({"idx_mapping": torch.tensor([1.0])}, "idx_mapping"),
+        ({"num_computed_tokens": torch.tensor([1])}, "num_computed_tokens"),
+        ({"out_ptrs": torch.zeros(1, dtype=torch.uint64)}, "out"),
+    ],
+)
+def test_a_gather_that_may_wait_is_checked_when_it_is_called(
+    wrong: dict[str, Any], named: str
+) -> None:
+    tables = FusedBlockTables(**SIZES)
+    with tables.fuse_gather():
+        with pytest.raises(BlockTableError, match=named):
+            tables.gather_block_tables(**{"idx_mapping": longs([1]), "num_reqs_padded": 1} | wrong)
+        assert launched(tables, lambda t: t.take_faults()) == 0, "nothing waits"
+
+
 def test_a_gather_of_no_rows_applies_the_waiting_writes() -> None:
     tables = FusedBlockTables(**SIZES)
     tables.append_block_ids(1, [[3], [4], [5]], overwrite=True)

@@ -92,6 +92,9 @@ class DeferringBlockTables(AscendBlockTables):
         num_computed_tokens: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         if self._fusing and out is None and self._gather_waits is None:
+            _, num_reqs_padded = self._check_gather(
+                idx_mapping, num_reqs_padded, out, out_ptrs, num_computed_tokens
+            )
             self._gather_waits = _Gather(idx_mapping, num_reqs_padded, num_computed_tokens)
             return self._gathered(num_reqs_padded)
         if self._gather_waits is not None:
