@@ -44,7 +44,7 @@ SIMULATED := tests/kernels/interpreted/test_simulated.py
 test-interpreted: $(ENV)
 	TRITON_INTERPRET=1 $(call MEASURED_PYTEST,$(RUN)) tests/kernels/interpreted -n 2 $(PYTEST_ARGS) \
 		--ignore $(SIMULATED)
-	TRITON_INTERPRET=1 $(RUN) -m pytest $(SIMULATED) $(PYTEST_ARGS)
+	TRITON_INTERPRET=1 $(RUN) -m pytest $(SIMULATED) -n 2 $(PYTEST_ARGS)
 
 # The wheel is what users get: it must carry every file it needs and work without the source tree.
 test-wheel: $(ENV)
