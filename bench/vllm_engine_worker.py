@@ -7,6 +7,7 @@ import importlib.machinery
 import os
 import statistics
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter
@@ -117,7 +118,7 @@ def write_model(name: str) -> str:
         architectures=["Gemma3ForCausalLM"],
         dtype="bfloat16",
     )
-    folder = Path(f"/tmp/vllm_engine_models/{name}-{os.getpid()}")
+    folder = Path(tempfile.gettempdir(), "vllm_engine_models", f"{name}-{os.getpid()}")
     config.save_pretrained(folder)
     return str(folder)
 

@@ -127,7 +127,7 @@ def test_a_run_reports_what_it_did_and_fails_when_something_grows(
     append = AscendBlockTables.append_block_ids
 
     def leaking(tables: AscendBlockTables, *arguments: Any, **named: Any) -> None:
-        vars(tables).setdefault("leak", leak).extend([0] * 10)
+        vars(tables).setdefault("leak", leak).append(0)
         append(tables, *arguments, **named)
 
     monkeypatch.setattr(AscendBlockTables, "append_block_ids", leaking)
