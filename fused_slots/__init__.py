@@ -1,7 +1,8 @@
 """All KV cache groups' block tables and slot mappings of an LLM engine, in one launch a step."""
 
+from typing import TYPE_CHECKING
+
 from fused_slots import reference as reference
-from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import BlockTableError
 from fused_slots.groups import (
     PAD_SLOT_ID,
@@ -10,6 +11,9 @@ from fused_slots.groups import (
     SlotMappingMode,
     get_block_table_width,
 )
+
+if TYPE_CHECKING:
+    from fused_slots.block_tables import AscendBlockTables
 
 __version__ = "0.1.0"
 
@@ -22,3 +26,13 @@ __all__ = [
     "SlotMappingMode",
     "get_block_table_width",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # torch takes seconds to import, and what needs no manager (the command line's help, vLLM's
+    # look at its plug-ins) needs no torch.
+    if name != "AscendBlockTables":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fused_slots.block_tables import AscendBlockTables
+
+    return AscendBlockTables

@@ -13,9 +13,9 @@ import pytest
 from fused_slots import env
 from fused_slots.backends.cpu import CpuBackend
 from fused_slots.cli import bench, main
-from fused_slots.inspect.schedule import load_recording, load_schedule
 from fused_slots.plan import WarmupReport
-from tests.inspect.small_schedules import schedule, with_truth
+from fused_slots.recording.schedule import load_recording, load_schedule
+from tests.recording.small_schedules import schedule, with_truth
 
 COMMANDS = ("demo", "explain", "check", "record", "replay", "bench", "doctor", "warmup")
 
@@ -206,7 +206,7 @@ def test_check_lists_findings(bad_file: Path, capsys: pytest.CaptureFixture[str]
     status, document = run_json(capsys, "check", bad_file)
     assert (status, document["good"], document["steps"]) == (1, False, 3)
     assert document["findings"][0] == (
-        "step 0: row 2 of group 0, column 0 is block 1, the KV manager says 20"
+        "step 0: row 2 of group 0 (full), column 0 is block 1, the KV manager says 20"
     )
 
 
@@ -222,7 +222,7 @@ def test_check_cuts_long_lists(
     good_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     findings = [f"finding {n}" for n in range(23)]
-    monkeypatch.setattr("fused_slots.cli.schedules.check_schedule", lambda _: findings)
+    monkeypatch.setattr("fused_slots.cli.schedules.ScheduleCheck", lambda _: findings)
     assert main(["check", str(good_file)]) == 1
     out = capsys.readouterr().out
     assert "finding 19\n... and 3 more" in out

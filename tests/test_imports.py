@@ -16,7 +16,8 @@ OPTIONAL = ("triton", "vllm", "torch_npu", "rich", "matplotlib")
 HOT_PATH = [
     path
     for path in SOURCES
-    if path.relative_to(PACKAGE).parts[0] not in ("inspect", "vllm", "cli", "cli.py", "__main__.py")
+    if path.relative_to(PACKAGE).parts[0]
+    not in ("inspect", "recording", "vllm", "cli", "__main__.py")
 ]
 
 
@@ -72,7 +73,7 @@ def test_importing_the_package_imports_no_optional_package() -> None:
     script = (
         "import sys, numpy, torch\n"
         "before = set(sys.modules)\n"
-        "import fused_slots\n"
+        "import fused_slots.block_tables\n"
         "print(*{name.split('.')[0] for name in set(sys.modules) - before})\n"
     )
     added = set(run(script).split())
@@ -81,11 +82,31 @@ def test_importing_the_package_imports_no_optional_package() -> None:
 
 
 def test_importing_the_package_loads_nothing_off_the_hot_path() -> None:
-    script = "import sys, fused_slots\nprint(*[m for m in sys.modules if 'fused_slots' in m])"
+    script = (
+        "import sys\n"
+        "from fused_slots import AscendBlockTables\n"
+        "print(*[m for m in sys.modules if m.startswith('fused_slots.')])"
+    )
     loaded = run(script).split()
     assert "fused_slots.block_tables" in loaded
-    assert not [m for m in loaded if m.startswith(("fused_slots.inspect", "fused_slots.vllm"))]
-    assert not [m for m in loaded if m.startswith("fused_slots.kernels")]
+    assert not {m.split(".")[1] for m in loaded} & {"inspect", "recording", "vllm", "kernels"}
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["replay", "--help"], ["explain", "5"]], ids=lambda argv: " ".join(argv)
+)
+def test_help_and_wrong_use_need_no_torch(argv: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from fused_slots.cli import main\n"
+        "try:\n"
+        f"    main({argv})\n"
+        "except SystemExit:\n"
+        "    print('modules', *sys.modules)\n"
+    )
+    loaded = run(script).splitlines()[-1].split()
+    assert "fused_slots.cli.parser" in loaded
+    assert not {"torch", *OPTIONAL} & set(loaded)
 
 
 def test_importing_and_building_takes_no_accelerator() -> None:
@@ -118,15 +139,23 @@ def test_the_public_names_are_there_and_the_checkout_needs_no_installation() -> 
     ]
 
 
-def test_only_the_vllm_folder_imports_vllm() -> None:
+def test_only_the_vllm_folder_and_the_recorded_scheduler_import_vllm() -> None:
     importers = [path for path in SOURCES if imports(path, "vllm")]
-    assert {path.relative_to(PACKAGE).parts[0] for path in importers} <= {"vllm"}
+    outside = [path for path in importers if path.relative_to(PACKAGE).parts[0] != "vllm"]
+    assert names(outside) == ["recording/scheduler_loop.py", "recording/scheduler_model.py"]
+    scheduler = "fused_slots.recording.scheduler_loop"
+    early = [path for path in SOURCES if imports(path, scheduler, at_module_level_only=True)]
+    assert names(early) == []
 
 
 def test_nothing_below_the_vllm_folder_imports_it() -> None:
-    allowed = {"vllm", "cli.py", "cli", "doctor.py", "inspect"}
+    allowed = {"vllm", "cli", "recording"}
     importers = [path for path in SOURCES if imports(path, "fused_slots.vllm")]
     assert {path.relative_to(PACKAGE).parts[0] for path in importers} <= allowed
+
+
+def test_nothing_on_the_hot_path_imports_recordings() -> None:
+    assert names([path for path in HOT_PATH if imports(path, "fused_slots.recording")]) == []
 
 
 def test_nothing_on_the_hot_path_imports_the_inspectors() -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from fused_slots import BlockTableError
-from fused_slots.inspect.doctor import MISSING, plugin_state
+from fused_slots.cli.diagnosis import MISSING, plugin_state
 from fused_slots.vllm import plugin, signatures
 from fused_slots.vllm.plugin import find_obstacle, register, status, unregister
 from fused_slots.vllm.signatures import UnsupportedVllmError

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import fused_slots
-from fused_slots.inspect.schedule import list_recordings
+from fused_slots.recording.shipped import list_recordings
 from fused_slots.rows import NATIVE
 
 

@@ -1,17 +1,14 @@
-"""The `fused-slots` command: one module per subject, one `Result` per command."""
+"""The `fused-slots` command: the parser, and a module per subject that it imports on demand."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
 
-from fused_slots.cli import bench, doctor, explain, schedules
+from fused_slots.cli.parser import build_parser, run
 from fused_slots.faults import BlockTableError
-
-_EPILOG = "Exit status: 0 good, 1 a finding, 2 wrong use."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = build_parser().parse_args(argv)
     try:
-        result = args.run(args)
+        result = run(args)
         print(json.dumps(result.document, indent=2) if args.json else result.text, flush=True)
     except BrokenPipeError:
         # The reader (head, less) has gone; the interpreter must not complain about it at exit.
@@ -36,22 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _refuse(args.command, f"{error.filename or 'output'}: {error.strerror or error}")
     return int(result.status)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
-    parser = argparse.ArgumentParser(
-        prog="fused-slots",
-        description="Block tables and slot mappings of all KV cache groups, looked at from outside",
-        epilog=_EPILOG,
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (schedules, explain, doctor, bench):
-        module.add_commands(commands)
-    for command in commands.choices.values():
-        command.epilog = _EPILOG
-        command.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser
 
 
 def _refuse(command: str, message: str) -> int:

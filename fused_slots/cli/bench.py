@@ -12,20 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import fused_slots
-from fused_slots.cli.result import Commands, Result, Status, add_command
+from fused_slots.cli.result import Result, Status
 from fused_slots.faults import BackendUnavailableError
 
 _SETTINGS = ("python_files=bench_*.py", "python_functions=bench_*", "filterwarnings=")
 FOLDER = Path(fused_slots.__file__).parent.parent / "bench"
-
-
-def add_commands(commands: Commands) -> None:
-    """Add bench."""
-    parser = add_command(
-        commands, "bench", run_bench, "time every host path and CPU operation (source checkout)"
-    )
-    parser.add_argument("--select", help="only benchmarks whose name matches (pytest -k)")
-    parser.add_argument("--save", type=Path, help="JSON file to keep every measurement in")
 
 
 def run_bench(args: argparse.Namespace) -> Result:

@@ -5,49 +5,11 @@ from __future__ import annotations
 import argparse
 
 from fused_slots.block_tables import AscendBlockTables
-from fused_slots.cli.result import (
-    Commands,
-    Result,
-    Status,
-    add_command,
-    add_context_parallel,
-    context_parallel,
-)
-from fused_slots.groups import KVCacheGroup, SlotMappingMode
-from fused_slots.inspect.judges import FAULTS
+from fused_slots.cli.result import Result, Status
+from fused_slots.groups import ContextParallel, KVCacheGroup, SlotMappingMode
+from fused_slots.recording.oracles import FAULTS
 
 _MODES = {"token": SlotMappingMode.TOKEN_TO_KV_SLOT, "none": SlotMappingMode.NONE}
-
-
-def add_commands(commands: Commands) -> None:
-    """Add explain."""
-    parser = add_command(
-        commands, "explain", run_explain, "derive the slot of a token, number by number"
-    )
-    parser.add_argument(
-        "positions", type=int, nargs="+", metavar="POSITION", help="logical positions"
-    )
-    parser.add_argument("--block-size", type=int, required=True, help="tokens a block (K)")
-    parser.add_argument("--kernel-block-size", type=int, help="tokens a column (B, default K)")
-    parser.add_argument(
-        "--blocks",
-        type=_block_ids,
-        default=[],
-        metavar="ID,ID,...",
-        help="the request's allocation blocks, in order",
-    )
-    parser.add_argument("--mode", choices=_MODES, default="token", help="none: a state group")
-    parser.add_argument("--circular", action="store_true", help="the block is a ring")
-    parser.add_argument("--dummy", action="store_true", help="a dummy request (idx_mapping -1)")
-    parser.add_argument(
-        "--replicated", action="store_true", help="context parallelism does not shard the group"
-    )
-    parser.add_argument(
-        "--not-prefix-cacheable", action="store_true", help="replayed tokens are written"
-    )
-    parser.add_argument("--replay-window", type=int, default=0, help="replayed tokens")
-    parser.add_argument("--replay-start", type=int, default=0, help="first replayed position")
-    add_context_parallel(parser)
 
 
 def run_explain(args: argparse.Namespace) -> Result:
@@ -65,7 +27,7 @@ def run_explain(args: argparse.Namespace) -> Result:
         [group],
         max_num_reqs=1,
         max_num_batched_tokens=1,
-        context_parallel=context_parallel(args),
+        context_parallel=ContextParallel(args.cp_size, args.cp_rank, args.cp_interleave),
         replay_window=args.replay_window,
     )
     tables.append_block_ids(0, (args.blocks,), overwrite=True)
@@ -88,10 +50,3 @@ def run_explain(args: argparse.Namespace) -> Result:
     }
     text = "\n\n".join(map(str, derivations))
     return Result(Status.FINDING if faulty else Status.GOOD, document, text)
-
-
-def _block_ids(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected numbers like 3,4,5; got {text!r}") from None

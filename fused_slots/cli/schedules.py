@@ -8,63 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from fused_slots import env
-from fused_slots.cli.result import (
-    Commands,
-    Result,
-    Status,
-    add_command,
-    add_context_parallel,
-    context_parallel,
-)
+from fused_slots.cli.result import Result, Status
+from fused_slots.groups import ContextParallel
 from fused_slots.inspect import demo
-from fused_slots.inspect.replay import Replay
-from fused_slots.inspect.schedule import (
-    Schedule,
-    list_recordings,
-    load_recording,
-    load_schedule,
-)
-from fused_slots.inspect.schedule_arrays import ScheduleError
-from fused_slots.inspect.schedule_check import check_schedule
-from fused_slots.vllm.scheduler_recording import record
-from fused_slots.vllm.scheduler_scenarios import SCENARIOS
+from fused_slots.recording.arrays import ScheduleError
+from fused_slots.recording.check import ScheduleCheck
+from fused_slots.recording.recorder import record
+from fused_slots.recording.replay import Replay
+from fused_slots.recording.schedule import Schedule, load_recording, load_schedule
+from fused_slots.recording.shipped import list_recordings
 
 MAX_FINDINGS = 20
 """Findings printed in full."""
-
-
-def add_commands(commands: Commands) -> None:
-    """Add demo, replay, check and record."""
-    parser = add_command(
-        commands, "demo", run_demo, "replay a shipped recording, check every slot, draw the tables"
-    )
-    parser.add_argument(
-        "--recording",
-        default=demo.DEFAULT_RECORDING,
-        choices=[*list_recordings(), "all"],
-        help=f"recording to replay (default: {demo.DEFAULT_RECORDING})",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path(), help="folder for pictures (default: this one)"
-    )
-    parser.add_argument("--format", choices=["png", "svg"], default="png", help="of the pictures")
-    parser.add_argument("--no-picture", action="store_true", help="draw nothing")
-    _add_replay_options(parser)
-    parser = add_command(commands, "replay", run_replay, "replay a schedule file and check it")
-    parser.add_argument("file", type=Path, help="schedule file, or the name of a recording")
-    parser.add_argument("--picture", type=Path, help="draw the tables to this .png or .svg file")
-    _add_replay_options(parser)
-    parser = add_command(
-        commands, "check", run_check, "check a schedule file: format, capacity, truth, aliasing"
-    )
-    parser.add_argument("file", type=Path, help="schedule file")
-    parser = add_command(
-        commands, "record", run_record, "record a schedule from vLLM's own scheduler (needs vllm)"
-    )
-    parser.add_argument(
-        "scenario", choices=[scenario.name for scenario in SCENARIOS], help="what to record"
-    )
-    parser.add_argument("file", type=Path, help="schedule file to write (.npz.xz)")
 
 
 def run_demo(args: argparse.Namespace) -> Result:
@@ -73,7 +28,7 @@ def run_demo(args: argparse.Namespace) -> Result:
     reports = []
     for name in names:
         picture = None if args.no_picture else args.output / f"block_tables_{name}.{args.format}"
-        reports.append(_replay(args, load_recording(name), picture, demo.GRAPH_BATCH))
+        reports.append(_replay(args, load_recording(name), picture))
     good = all(report.good for report in reports)
     documents = [report.document() for report in reports]
     return Result(
@@ -88,7 +43,7 @@ def run_replay(args: argparse.Namespace) -> Result:
     name = str(args.file)
     is_recording = name in list_recordings() and not args.file.exists()
     schedule = load_recording(name) if is_recording else load_schedule(args.file)
-    report = _replay(args, schedule, args.picture, args.pad_requests_to)
+    report = _replay(args, schedule, args.picture)
     status = Status.GOOD if report.good else Status.FINDING
     return Result(status, {"good": report.good, **report.document()}, report.text())
 
@@ -99,7 +54,7 @@ def run_check(args: argparse.Namespace) -> Result:
     try:
         schedule = load_schedule(args.file)
         steps = len(schedule)
-        findings = list(check_schedule(schedule))
+        findings = list(ScheduleCheck(schedule))
     except ScheduleError as error:
         findings = [str(error)]
     document = {"file": str(args.file), "good": not findings, "steps": steps, "findings": findings}
@@ -123,36 +78,14 @@ def run_record(args: argparse.Namespace) -> Result:
     return Result(Status.GOOD, document, f"{args.file}: {len(schedule)} steps of {args.scenario}")
 
 
-def _add_replay_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", help="cpu, cuda[:i] or npu[:i]")
-    parser.add_argument(
-        "--backend",
-        choices=[choice for choice in env.BACKEND.choices if choice],
-        help=f"instead of the device's own ({env.BACKEND.name})",
-    )
-    parser.add_argument(
-        "--replay-window", type=int, default=0, help="tokens replayed after each prefix hit"
-    )
-    parser.add_argument(
-        "--pad-requests-to",
-        type=int,
-        default=None,
-        help="fill batches with dummies to a multiple of this "
-        f"(default: {demo.GRAPH_BATCH} in demo, 1 in replay)",
-    )
-    add_context_parallel(parser)
-
-
-def _replay(
-    args: argparse.Namespace, schedule: Schedule, picture: Path | None, pad_requests_to: int | None
-) -> demo.DemoReport:
+def _replay(args: argparse.Namespace, schedule: Schedule, picture: Path | None) -> demo.DemoReport:
     if args.backend:
         os.environ[env.BACKEND.name] = args.backend
     replay = Replay(
         schedule,
         device=args.device,
-        context_parallel=context_parallel(args),
+        context_parallel=ContextParallel(args.cp_size, args.cp_rank, args.cp_interleave),
         replay_window=args.replay_window,
-        pad_requests_to=args.pad_requests_to or pad_requests_to or 1,
+        pad_requests_to=args.pad_requests_to,
     )
     return demo.run_demo(replay, picture, demo.default_progress(args.json))

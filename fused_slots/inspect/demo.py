@@ -13,15 +13,9 @@ from typing import Any, TextIO
 import numpy as np
 
 from fused_slots.inspect.pictures import Film
-from fused_slots.inspect.replay import MAX_MISMATCHES, Mismatch, Replay, ReplayedStep
-from fused_slots.inspect.schedule import Schedule
+from fused_slots.recording.replay import MAX_MISMATCHES, Mismatch, Replay, ReplayedStep
+from fused_slots.recording.schedule import Schedule
 from fused_slots.reference import Outcome
-
-DEFAULT_RECORDING = "async_speculative"
-"""Two batches in flight, rejected drafts, prefix hits, preemption, Mamba in align mode."""
-
-GRAPH_BATCH = 8
-"""The demo pads batches to multiples of this many requests, as captured graphs need."""
 
 _MAPPED = {Outcome.PAGED: "in a paged block", Outcome.RING: "in a ring"}
 _PADDED = {
@@ -52,7 +46,7 @@ class DemoReport:
 
     @property
     def good(self) -> bool:
-        """Whether both judges agreed with every table and every slot."""
+        """Whether both oracles agreed with every table and every slot."""
         return self.replay.num_mismatches == 0
 
     def add(self, replayed: ReplayedStep) -> None:
@@ -150,7 +144,7 @@ class DemoReport:
 
 
 def run_demo(replay: Replay, picture: Path | None, progress: TextIO | None) -> DemoReport:
-    """Replay, judge and report one schedule.
+    """Replay, check and report one schedule.
 
     Args:
         replay: a fresh replay.

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from fused_slots.faults import BackendUnavailableError
 from fused_slots.groups import NULL_BLOCK_ID
-from fused_slots.inspect.schedule import Schedule
+from fused_slots.recording.schedule import Schedule
 
 if TYPE_CHECKING:
-    from fused_slots.inspect.replay import ReplayedStep
+    from fused_slots.recording.replay import ReplayedStep
 
 NUM_SNAPSHOTS = 6
 

@@ -10,9 +10,9 @@ import pytest
 
 from fused_slots.inspect import demo
 from fused_slots.inspect.demo import DemoReport, run_demo, sparkline, with_progress
-from fused_slots.inspect.replay import MAX_MISMATCHES, Replay
-from fused_slots.inspect.schedule import list_recordings
-from tests.inspect.small_schedules import schedule, with_truth
+from fused_slots.recording.replay import MAX_MISMATCHES, Replay
+from fused_slots.recording.shipped import DEFAULT_RECORDING, list_recordings
+from tests.recording.small_schedules import schedule, with_truth
 
 
 def report(**settings: int) -> DemoReport:
@@ -20,7 +20,7 @@ def report(**settings: int) -> DemoReport:
 
 
 def test_default_recording_ships_with_the_package() -> None:
-    assert demo.DEFAULT_RECORDING in list_recordings()
+    assert DEFAULT_RECORDING in list_recordings()
 
 
 def test_document_accounts_for_every_slot() -> None:

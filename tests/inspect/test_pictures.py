@@ -11,9 +11,9 @@ import pytest
 from fused_slots import BlockTableError
 from fused_slots.inspect import pictures
 from fused_slots.inspect.pictures import Film, table_image
-from fused_slots.inspect.replay import Replay
-from fused_slots.inspect.schedule import Schedule, ScheduleStep, load_recording
-from tests.inspect.small_schedules import schedule
+from fused_slots.recording.replay import Replay
+from fused_slots.recording.schedule import Schedule, ScheduleStep, load_recording
+from tests.recording.small_schedules import schedule
 
 
 def film(recorded: Schedule) -> Film:

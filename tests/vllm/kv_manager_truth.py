@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fused_slots.groups import NULL_BLOCK_ID, KVCacheGroup
-from fused_slots.inspect.schedule import ScheduleStep
+from fused_slots.recording.schedule import ScheduleStep
 
 
 def check_slots(step: ScheduleStep, g: int, group: KVCacheGroup, slots: Any) -> int:

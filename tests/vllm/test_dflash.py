@@ -24,7 +24,7 @@ from vllm.v1.worker.gpu.spec_decode.lilicorr.speculator import LiLiCorrSpeculato
 from vllm.v1.worker.gpu.spec_decode.xpress.speculator import XPressSpeculator
 
 from fused_slots import PAD_SLOT_ID
-from fused_slots.inspect.schedule import ScheduleStep
+from fused_slots.recording.schedule import ScheduleStep
 from tests.vllm.drafting import HIDDEN, NUM_DRAFTS, NUM_STEPS, DraftingSchedule, config
 from tests.vllm.kv_manager_truth import check_slots
 from tests.vllm.test_runner import dispatch

@@ -11,9 +11,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench import vllm_engine_count
 from bench.vllm_engine_worker import Watch, counting
+from fused_slots.recording.scenarios import Scenario
+from fused_slots.recording.scheduler_loop import SchedulerLoop
 from fused_slots.vllm.deferral import DeferringBlockTables
-from fused_slots.vllm.scheduler_loop import SchedulerLoop
-from fused_slots.vllm.scheduler_scenarios import Scenario
 from tests.vllm.kv_manager_truth import SlotOwners
 from tests.vllm.test_runner import SCENARIOS, Runner, _follow, dispatch
 

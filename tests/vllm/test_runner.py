@@ -19,13 +19,13 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 
 from fused_slots import PAD_SLOT_ID
-from fused_slots.inspect.schedule import ScheduleStep
+from fused_slots.recording.scenarios import Layers, Scenario
+from fused_slots.recording.schedule import ScheduleStep
+from fused_slots.recording.scheduler_loop import SchedulerLoop
 from fused_slots.vllm.config import groups_from_kv_cache_config
-from fused_slots.vllm.scheduler_loop import SchedulerLoop
-from fused_slots.vllm.scheduler_scenarios import Layers, Scenario
 from fused_slots.vllm.v2 import FusedBlockTables
 from tests.vllm.kv_manager_truth import SlotOwners, check_slots
-from tests.vllm.test_scheduler_recording import advance, make_runner
+from tests.vllm.test_recorder import advance, make_runner
 
 HYBRID = (Layers("full", 2), Layers("sliding", 2, window=40), Layers("mamba", 2))
 COMMON: dict[str, Any] = {

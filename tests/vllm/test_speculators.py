@@ -17,7 +17,7 @@ from vllm.v1.worker.gpu.spec_decode.multi_module_mtp.speculator import MultiModu
 from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 from vllm.v1.worker.gpu.spec_decode.target_dependent_ar import speculator as target_dependent
 
-from fused_slots.inspect.schedule import ScheduleStep
+from fused_slots.recording.schedule import ScheduleStep
 from tests.vllm.drafting import HIDDEN, NUM_DRAFTS, NUM_STEPS, DraftingSchedule, config
 from tests.vllm.test_runner import dispatch
 from tests.vllm.twin import TwinTables

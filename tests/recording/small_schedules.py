@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fused_slots import KVCacheGroup, SlotMappingMode
-from fused_slots.inspect.schedule import Append, Schedule, ScheduleStep
+from fused_slots.recording.schedule import Append, Schedule, ScheduleStep
 
 GROUPS = (
     KVCacheGroup(block_size=8, kernel_block_size=4, max_num_blocks=4, name="full"),

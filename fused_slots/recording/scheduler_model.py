@@ -44,8 +44,8 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from fused_slots.groups import KVCacheGroup
+from fused_slots.recording.scenarios import Layers, Scenario
 from fused_slots.vllm.config import groups_from_kv_cache_config
-from fused_slots.vllm.scheduler_scenarios import Layers, Scenario
 
 _VOCAB_SIZE = 32000
 _HEAD_SIZE = 128

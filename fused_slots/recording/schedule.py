@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
-from fused_slots.inspect.schedule_arrays import (
+from fused_slots.recording.arrays import (
     ARRAYS,
     DAMAGE,
     Int32Array,
@@ -29,8 +28,7 @@ from fused_slots.inspect.schedule_arrays import (
     unpack,
     validate,
 )
-
-SUFFIX = ".npz.xz"
+from fused_slots.recording.shipped import list_recordings, read_recording
 
 
 @dataclass(frozen=True)
@@ -244,12 +242,6 @@ def load_schedule(path: str | Path) -> Schedule:
     return _parse(Path(path).read_bytes(), str(path))
 
 
-def list_recordings() -> tuple[str, ...]:
-    """Names of the schedules that ship with the package, recorded from vLLM's own scheduler."""
-    files = (file.name for file in _recordings().iterdir())
-    return tuple(sorted(name.removesuffix(SUFFIX) for name in files if name.endswith(SUFFIX)))
-
-
 def load_recording(name: str) -> Schedule:
     """Read a schedule that ships with the package.
 
@@ -259,11 +251,7 @@ def load_recording(name: str) -> Schedule:
     if name not in list_recordings():
         known = ", ".join(list_recordings())
         raise ScheduleError("name", expected=f"one of {known}", actual=repr(name))
-    return _parse((_recordings() / f"{name}{SUFFIX}").read_bytes(), name)
-
-
-def _recordings() -> Any:
-    return resources.files("fused_slots.inspect") / "recordings"
+    return _parse(read_recording(name), name)
 
 
 def _empty_truth(groups: Iterable[KVCacheGroup], max_num_reqs: int) -> list[Int32Array]:

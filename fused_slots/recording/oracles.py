@@ -1,4 +1,4 @@
-"""The two judges of a replay: what the KV manager held, and the scalar reference.
+"""The two oracles of a replay: what the KV manager held, and the scalar reference.
 
 They share no code with the manager and none with each other, so agreement of all three means
 something. The KV manager knows a request's allocation blocks; the reference knows the rules.
@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fused_slots.groups import NULL_BLOCK_ID, PAD_SLOT_ID, ContextParallel, KVCacheGroup
-from fused_slots.inspect.schedule import Append, ScheduleStep
+from fused_slots.recording.schedule import Append, ScheduleStep
 from fused_slots.reference import Outcome, gathered_row, map_token
 
 Array = npt.NDArray[np.int64]
 
 UNKNOWN = -2
-"""A cell or slot about which a judge has nothing to say."""
+"""A cell or slot about which an oracle has nothing to say."""
 
 FAULTS = (Outcome.ROW_OUT_OF_RANGE, Outcome.EMPTY_RING, Outcome.COLUMN_OUT_OF_ROW)
 
@@ -48,7 +48,7 @@ class Batch:
         return int(self.query_start_loc[-1])
 
 
-class KVManagerJudge:
+class KVManagerOracle:
     """Expects what the recorded KV manager held; has no opinion where it held the null block."""
 
     name = "the KV manager"
@@ -105,7 +105,7 @@ class KVManagerJudge:
         return slots
 
 
-class ReferenceJudge:
+class ReferenceOracle:
     """Keeps every row as plain lists and maps token by token; counts why each slot is what it is.
 
     Attributes:

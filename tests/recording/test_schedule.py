@@ -14,7 +14,7 @@ import pytest
 
 from fused_slots.faults import BlockTableError
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
-from fused_slots.inspect.schedule import (
+from fused_slots.recording.schedule import (
     Append,
     Schedule,
     ScheduleError,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -13,18 +14,18 @@ import numpy as np
 import pytest
 
 from fused_slots.groups import SlotMappingMode
-from fused_slots.inspect import schedule as schedule_module
-from fused_slots.inspect.schedule import (
+from fused_slots.recording import recorder, shipped
+from fused_slots.recording.check import ScheduleCheck
+from fused_slots.recording.recorder import find_scenario, record
+from fused_slots.recording.scenarios import SCENARIOS, RecordingError
+from fused_slots.recording.schedule import (
     Append,
     Schedule,
     ScheduleError,
     ScheduleStep,
-    list_recordings,
     load_recording,
 )
-from fused_slots.vllm import scheduler_recording
-from fused_slots.vllm.scheduler_recording import check_rows, find_scenario, record
-from fused_slots.vllm.scheduler_scenarios import SCENARIOS, RecordingError
+from fused_slots.recording.shipped import list_recordings
 
 EVENT_COUNTS = {
     "finished": "requests_finished",
@@ -37,14 +38,16 @@ EVENT_COUNTS = {
 
 def test_every_scenario_ships_and_all_of_them_are_small() -> None:
     assert list_recordings() == tuple(sorted(scenario.name for scenario in SCENARIOS))
-    folder = Path(schedule_module.__file__).parent / "recordings"
-    assert sum(file.stat().st_size for file in folder.iterdir()) < 1_000_000
+    folder = Path(shipped.__file__).parent
+    assert sum(file.stat().st_size for file in folder.glob("*.npz.xz")) < 1_000_000
     assert sum(len(load_recording(name)) for name in list_recordings()) >= 1500
 
 
 @pytest.mark.parametrize("name", list_recordings())
 def test_rows_hold_what_the_kv_manager_holds(name: str) -> None:
-    assert check_rows(load_recording(name)) > 300_000
+    check = ScheduleCheck(load_recording(name))
+    assert list(check) == []
+    assert check.num_columns > 300_000
 
 
 @pytest.mark.parametrize("name", list_recordings())
@@ -107,6 +110,10 @@ def spoiled(recording: Schedule, index: int, step: ScheduleStep) -> Schedule:
     )
 
 
+def first_finding(schedule: Schedule) -> str:
+    return next(iter(ScheduleCheck(schedule)))
+
+
 def test_a_wrong_block_in_an_append_is_found() -> None:
     recording = load_recording("preemption")
     step = recording[0]
@@ -114,8 +121,10 @@ def test_a_wrong_block_in_an_append_is_found() -> None:
     blocks = [list(ids) for ids in first.block_ids]
     blocks[0][0] += 1
     wrong = replace(step, appends=(replace(first, block_ids=tuple(blocks)), *others))
-    with pytest.raises(RecordingError, match=r"step 0, request \d+, group 0, column 0"):
-        check_rows(spoiled(recording, 0, wrong))
+    assert re.match(
+        r"step 0: row \d+ of group 0 \(full 0\), column 0 is block \d+, the KV manager says \d+",
+        first_finding(spoiled(recording, 0, wrong)),
+    )
 
 
 def test_a_forgotten_append_is_found() -> None:
@@ -126,8 +135,8 @@ def test_a_forgotten_append_is_found() -> None:
         if any(not append.overwrite for append in step.appends)
     )
     kept = tuple(append for append in step.appends if append.overwrite)
-    with pytest.raises(RecordingError, match=rf"step {index}, .* columns; got"):
-        check_rows(spoiled(recording, index, replace(step, appends=kept)))
+    finding = first_finding(spoiled(recording, index, replace(step, appends=kept)))
+    assert re.match(rf"step {index}: row \d+ of group .* has \d+ blocks, the KV manager", finding)
 
 
 def test_a_resumed_request_appended_to_its_old_row_is_found() -> None:
@@ -138,29 +147,31 @@ def test_a_resumed_request_appended_to_its_old_row_is_found() -> None:
         if any(event.startswith("resumed") for event in step.events)
     )
     kept = tuple(Append(a.req_index, a.block_ids, overwrite=False) for a in step.appends)
-    with pytest.raises(RecordingError, match=rf"step {index}, "):
-        check_rows(spoiled(recording, index, replace(step, appends=kept)))
+    finding = first_finding(spoiled(recording, index, replace(step, appends=kept)))
+    assert finding.startswith(f"step {index}: row ")
 
 
 @pytest.mark.parametrize(
-    ("column_of", "message"),
+    ("column_of", "verb"),
     [
-        (lambda step, group: int(step.positions[0]) // group.block_size, "a block; got none"),
+        (lambda step, group: int(step.positions[0]) // group.block_size, "writes"),
         (
             lambda step, group: (
                 max(int(step.positions[0]) - group.sliding_window_reach, 0) // group.block_size
             ),
-            "a block; got none",
+            "reads",
         ),
     ],
 )
-def test_a_block_freed_while_tokens_need_it_is_found(column_of, message) -> None:
+def test_a_block_freed_while_tokens_need_it_is_found(column_of, verb) -> None:
     recording = load_recording("chunked_prefill")
     index, step, group = 300, recording[300], recording.groups[1]
     column = column_of(step, group)
     step.expected_blocks[1][0][column] = 0
-    with pytest.raises(RecordingError, match=rf"step 300, .*group 1, column {column}: .*{message}"):
-        check_rows(spoiled(recording, index, step))
+    assert re.match(
+        rf"step 300: row \d+ of group 1 \(.*\) {verb} column {column}, where the KV manager holds",
+        first_finding(spoiled(recording, index, step)),
+    )
 
 
 def test_a_block_written_for_two_requests_is_found() -> None:
@@ -177,8 +188,8 @@ def test_a_block_written_for_two_requests_is_found() -> None:
         appends=(first, same, *step.appends[2:]),
         expected_blocks=tuple(tuple(group) for group in held),
     )
-    with pytest.raises(RecordingError, match="written here only; got also written by step 0"):
-        check_rows(spoiled(recording, 0, wrong))
+    finding = first_finding(spoiled(recording, 0, wrong))
+    assert re.match(r"step 0: block \d+ is written by row \d+ of .* and by row \d+ of", finding)
 
 
 def test_an_unknown_recording_or_scenario_names_those_there_are() -> None:
@@ -198,7 +209,7 @@ def test_recording_without_the_right_vllm_says_what_is_there(
             raise metadata.PackageNotFoundError(distribution)
         return found
 
-    monkeypatch.setattr(scheduler_recording.metadata, "version", version)
+    monkeypatch.setattr(recorder.metadata, "version", version)
     with pytest.raises(RecordingError, match=f"version 0.33.0 installed; got {found or 'no vllm'}"):
         record("preemption", tmp_path / "never_written")
     assert not (tmp_path / "never_written").exists()
@@ -207,9 +218,10 @@ def test_recording_without_the_right_vllm_says_what_is_there(
 def test_looking_at_recordings_needs_no_vllm_and_no_triton() -> None:
     program = (
         "import sys\n"
-        "import fused_slots.vllm.scheduler_recording as recording\n"
-        "from fused_slots.inspect.schedule import load_recording\n"
-        "recording.check_rows(load_recording('preemption'))\n"
+        "import fused_slots.recording.recorder\n"
+        "from fused_slots.recording.check import ScheduleCheck\n"
+        "from fused_slots.recording.schedule import load_recording\n"
+        "assert not list(ScheduleCheck(load_recording('preemption')))\n"
         "assert not {'vllm', 'triton'} & set(sys.modules)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,11 +11,12 @@ import os
 from importlib import metadata
 from pathlib import Path
 
-from fused_slots.groups import NULL_BLOCK_ID, KVCacheGroup
-from fused_slots.inspect.schedule import Schedule
-from fused_slots.vllm.scheduler_scenarios import SCENARIOS, RecordingError, Scenario
+from fused_slots.recording.check import ScheduleCheck
+from fused_slots.recording.scenarios import SCENARIOS, RecordingError, Scenario
+from fused_slots.recording.schedule import Schedule
 
 VLLM_VERSION = "0.33.0"
+"""The release whose scheduler is driven, and that the shipped recordings come from."""
 
 _ENVIRONMENT = {
     # An empty device list keeps Triton usable without a driver; the scheduler needs no device.
@@ -75,7 +76,7 @@ def record(scenario: str | Scenario, path: str | Path) -> Schedule:
     require_vllm()
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    from fused_slots.vllm.scheduler_loop import SchedulerLoop
+    from fused_slots.recording.scheduler_loop import SchedulerLoop
 
     loop = SchedulerLoop(scenario)
     steps = list(loop.run())
@@ -102,73 +103,7 @@ def record(scenario: str | Scenario, path: str | Path) -> Schedule:
             "counts": loop.counts,
         },
     )
-    check_rows(schedule)
+    for finding in ScheduleCheck(schedule):
+        raise RecordingError(f"scenario {scenario.name}", expected="no finding", actual=finding)
     schedule.save(path)
     return schedule
-
-
-def check_rows(schedule: Schedule) -> int:
-    """Replay the appends into plain lists and compare them with what the KV manager holds.
-
-    Every block of the KV manager must stand at its column of the row; where the manager holds the
-    null block, the row may still hold the freed block. All columns that the step's tokens read or
-    write must hold blocks, and a block is written for one request in one group only.
-
-    Returns:
-        The number of columns compared.
-
-    Raises:
-        RecordingError: names step, request, group, and what differs.
-    """
-    rows: dict[int, list[list[int]]] = {}
-    compared = 0
-    for index, step in enumerate(schedule):
-        for append in step.appends:
-            if append.overwrite:
-                rows[append.req_index] = [[] for _ in schedule.groups]
-            for row, block_ids in zip(rows[append.req_index], append.block_ids, strict=True):
-                row.extend(block_ids)
-        writers: dict[int, str] = {}
-        for entry, req_index in enumerate(step.idx_mapping.tolist()):
-            start, end = step.query_start_loc[entry : entry + 2].tolist()
-            first, last = int(step.positions[start]), int(step.positions[end - 1])
-            for g, group in enumerate(schedule.groups):
-                where = f"step {index}, request {step.request_ids[entry]}, group {g}"
-                held = step.expected_blocks[g][entry].tolist()
-                _compare(where, rows[req_index][g], held)
-                _check_use(where, group, held, first, last, writers)
-                compared += len(held)
-    return compared
-
-
-def _compare(where: str, row: list[int], held: list[int]) -> None:
-    if len(row) != len(held):
-        raise RecordingError(where, expected=f"{len(held)} columns", actual=f"{len(row)}")
-    for column, (actual, expected) in enumerate(zip(row, held, strict=True)):
-        if expected not in (NULL_BLOCK_ID, actual):
-            raise RecordingError(
-                f"{where}, column {column}", expected=f"block {expected}", actual=f"{actual}"
-            )
-
-
-def _check_use(
-    where: str, group: KVCacheGroup, held: list[int], first: int, last: int, writers: dict[int, str]
-) -> None:
-    """Tokens `first` to `last` read and write blocks that are there and nobody else writes."""
-    if group.circular:
-        readable = written = final = 0
-    else:
-        reach = group.sliding_window_reach
-        final = last // group.block_size
-        written = first // group.block_size if group.maps_slots else final
-        readable = max(first - reach, 0) // group.block_size if reach else written
-    for column in range(readable, final + 1):
-        block = held[column] if column < len(held) else NULL_BLOCK_ID
-        if block == NULL_BLOCK_ID:
-            raise RecordingError(f"{where}, column {column}", expected="a block", actual="none")
-        if column >= written and writers.setdefault(block, where) != where:
-            raise RecordingError(
-                f"{where}, column {column}",
-                expected=f"block {block} written here only",
-                actual=f"also written by {writers[block]}",
-            )

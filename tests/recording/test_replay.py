@@ -1,4 +1,4 @@
-"""A replay finds every disagreement with its two judges, and none where there is none."""
+"""A replay finds every disagreement with its two oracles, and none where there is none."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 
 from fused_slots import BlockTableError, ContextParallel
 from fused_slots.backends.cpu import CpuBackend
-from fused_slots.inspect.replay import MAX_MISMATCHES, Mismatch, Replay
-from fused_slots.inspect.schedule import Schedule, list_recordings, load_recording
+from fused_slots.recording.replay import MAX_MISMATCHES, Mismatch, Replay
+from fused_slots.recording.schedule import Schedule, load_recording
+from fused_slots.recording.shipped import list_recordings
 from fused_slots.reference import Outcome
-from tests.inspect.small_schedules import schedule, with_truth
+from tests.recording.small_schedules import schedule, with_truth
 
 
 def mismatches(replay: Replay) -> list[Mismatch]:
@@ -88,14 +89,14 @@ def test_kv_manager_that_held_another_block_is_a_mismatch_with_a_derivation() ->
     spoiled = schedule(lambda steps: [with_truth(steps[0], 0, 0, [20]), *steps[1:]])
     replay = Replay(spoiled)
     found = [m for m in mismatches(replay) if m.step == 0]
-    assert {m.judge for m in found} == {"the KV manager"}
+    assert {m.oracle for m in found} == {"the KV manager"}
     table, slot = found[0], next(m for m in found if "slot" in m.what)
     assert (table.expected, table.actual) == (40, 2)
     assert "column 0 of batch entry 0" in table.what
     assert (slot.expected, slot.actual) == (160, 8)
     assert slot.derivation.endswith("slot = 8: a slot of a paged block")
     assert slot.derivation in str(slot)
-    # One wrong block of two columns and eight tokens, seen by one judge.
+    # One wrong block of two columns and eight tokens, seen by one oracle.
     assert replay.num_mismatches >= len(found) == 2 + 8
 
 
@@ -127,7 +128,7 @@ class _Wrong(CpuBackend):
 
 
 @pytest.mark.parametrize(
-    ("where", "what", "judge"),
+    ("where", "what", "oracle"),
     [
         ("slot", "the slot of token 0", "the scalar reference"),
         ("slot", "the slot of token 0", "the KV manager"),
@@ -139,12 +140,12 @@ class _Wrong(CpuBackend):
     ],
 )
 def test_wrong_backend_is_found(
-    where: str, what: str, judge: str, monkeypatch: pytest.MonkeyPatch
+    where: str, what: str, oracle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fused_slots.block_tables.backend_class", lambda _: _Wrong)
     monkeypatch.setattr(_Wrong, "where", where)
     found = mismatches(Replay(schedule()))
-    assert any(m.what.startswith(what) and m.judge == judge for m in found), found
+    assert any(m.what.startswith(what) and m.oracle == oracle for m in found), found
 
 
 def test_long_lists_of_mismatches_are_counted_but_not_kept() -> None:

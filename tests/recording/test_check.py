@@ -8,20 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fused_slots.inspect.schedule import Append, ScheduleStep, list_recordings, load_recording
-from fused_slots.inspect.schedule_check import check_schedule
-from tests.inspect.small_schedules import schedule, with_truth
+from fused_slots.recording.check import ScheduleCheck
+from fused_slots.recording.schedule import Append, ScheduleStep, load_recording
+from fused_slots.recording.shipped import list_recordings
+from tests.recording.small_schedules import schedule, with_truth
 
 Spoil = Callable[[list[ScheduleStep]], list[ScheduleStep]]
 
 
 @pytest.mark.parametrize("name", list_recordings())
 def test_recordings_have_no_finding(name: str) -> None:
-    assert list(check_schedule(load_recording(name))) == []
+    assert list(ScheduleCheck(load_recording(name))) == []
 
 
 def test_small_schedule_has_no_finding() -> None:
-    assert list(check_schedule(schedule())) == []
+    assert list(ScheduleCheck(schedule())) == []
 
 
 def over_capacity(steps: list[ScheduleStep]) -> list[ScheduleStep]:
@@ -59,17 +60,20 @@ def block_of_two_requests(steps: list[ScheduleStep]) -> list[ScheduleStep]:
 @pytest.mark.parametrize(
     ("spoil", "finding"),
     [
-        (over_capacity, "step 2: row 0 of group 0 holds 5 blocks, its capacity is 4"),
+        (over_capacity, "step 2: row 0 of group 0 (full) holds 5 blocks, its capacity is 4"),
         (row_twice, "step 1: row 0 stands in the batch more than once"),
         (request_twice, "step 1: request 1 stands in the batch more than once"),
-        (other_block, "step 2: row 0 of group 0, column 1 is block 8, the KV manager says 9"),
-        (fewer_blocks, "step 2: row 0 of group 1 has 3 blocks, the KV manager 2"),
-        (null_written, "step 2: row 0 of group 1 writes column 2, where the KV manager holds no"),
-        (block_of_two_requests, "step 1: block 6 is written by row 2 in group 0 and by row 0"),
+        (other_block, "step 2: row 0 of group 0 (full), column 1 is block 8, the KV manager says"),
+        (fewer_blocks, "step 2: row 0 of group 1 (sliding) has 3 blocks, the KV manager 2"),
+        (null_written, "step 2: row 0 of group 1 (sliding) writes column 2, where"),
+        (
+            block_of_two_requests,
+            "step 1: block 6 is written by row 2 of group 0 (full) and by row 0 of group 0 (full)",
+        ),
     ],
 )
 def test_fault_is_found(spoil: Spoil, finding: str) -> None:
-    findings = list(check_schedule(schedule(spoil)))
+    findings = list(ScheduleCheck(schedule(spoil)))
     assert any(text.startswith(finding) for text in findings), findings
 
 
@@ -84,7 +88,7 @@ def test_entry_without_tokens_writes_nothing() -> None:
     def with_tokens(steps: list[ScheduleStep]) -> list[ScheduleStep]:
         return [steps[0], with_truth(steps[1], 0, 0, [1, 0])]
 
-    assert list(check_schedule(schedule(without_tokens))) == []
-    assert list(check_schedule(schedule(with_tokens))) == [
-        "step 1: row 0 of group 0 writes column 1, where the KV manager holds no block"
+    assert list(ScheduleCheck(schedule(without_tokens))) == []
+    assert list(ScheduleCheck(schedule(with_tokens))) == [
+        "step 1: row 0 of group 0 (full) writes column 1, where the KV manager holds no block"
     ]

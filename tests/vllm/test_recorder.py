@@ -1,6 +1,6 @@
 """The recorder against vLLM 0.33.0 itself: run in an environment that has it.
 
-    python -m pytest tests/vllm/test_scheduler_recording.py
+    python -m pytest tests/vllm/test_recorder.py
 
 The recorder's plain rules for rows, appends and batch order are compared with the real v2 model
 runner, whose constructor is replaced because it wants a GPU.
@@ -22,10 +22,10 @@ from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected, post_up
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner, sort_batch_req_ids
 from vllm.v1.worker.gpu.states import RequestState
 
-from fused_slots.inspect.schedule import Append, load_recording
-from fused_slots.vllm.scheduler_loop import SchedulerLoop, batch_order
-from fused_slots.vllm.scheduler_recording import find_scenario, record
-from fused_slots.vllm.scheduler_scenarios import SCENARIOS, RecordingError, Scenario
+from fused_slots.recording.recorder import find_scenario, record
+from fused_slots.recording.scenarios import SCENARIOS, RecordingError, Scenario
+from fused_slots.recording.schedule import Append, load_recording
+from fused_slots.recording.scheduler_loop import SchedulerLoop, batch_order
 
 NUM_STEPS = 120  # with the real runner, whose kernels run in Triton's interpreter
 BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
@@ -34,7 +34,7 @@ BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: sc
 @BY_NAME
 def test_recording_again_gives_the_bytes_that_ship(scenario: Scenario, tmp_path: Path) -> None:
     record(scenario, tmp_path / "again")
-    shipped = resources.files("fused_slots.inspect") / "recordings" / f"{scenario.name}.npz.xz"
+    shipped = resources.files("fused_slots.recording") / "shipped" / f"{scenario.name}.npz.xz"
     assert (tmp_path / "again").read_bytes() == shipped.read_bytes()
 
 

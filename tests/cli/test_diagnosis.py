@@ -6,8 +6,8 @@ import pytest
 
 from fused_slots import env, rows
 from fused_slots.backends.cpu import CpuBackend
-from fused_slots.inspect import doctor
-from fused_slots.inspect.doctor import MISSING, diagnose, installed_version, package_problems
+from fused_slots.cli import diagnosis as doctor
+from fused_slots.cli.diagnosis import MISSING, diagnose, installed_version, package_problems
 from tests.host_halves import HALVES
 
 HEALTHY = {

@@ -1,4 +1,4 @@
-"""Replay a recorded schedule through a manager, judged at every step by two independent judges."""
+"""Replay a recorded schedule through a manager, checked in every step by two oracles."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import IntegrityError, require_int
 from fused_slots.groups import NULL_BLOCK_ID, PAD_SLOT_ID, ContextParallel
-from fused_slots.inspect.judges import (
+from fused_slots.recording.oracles import (
     FAULTS,
     UNKNOWN,
     Array,
     Batch,
-    KVManagerJudge,
-    ReferenceJudge,
+    KVManagerOracle,
+    ReferenceOracle,
 )
-from fused_slots.inspect.schedule import Schedule, ScheduleStep
+from fused_slots.recording.schedule import Schedule, ScheduleStep
 from fused_slots.reference import Outcome
 
 MAX_MISMATCHES = 10
@@ -40,17 +40,17 @@ _GONE = re.compile(r"(?:finished|preempted|aborted) (\d+)")
 
 @dataclass(frozen=True)
 class Mismatch:
-    """One place where the manager and a judge disagree, with the derivation of the slot."""
+    """One place where the manager and an oracle disagree, with the derivation of the slot."""
 
     step: int
     what: str
     expected: int | str
     actual: int | str
-    judge: str
+    oracle: str
     derivation: str = ""
 
     def __str__(self) -> str:
-        head = f"step {self.step}: {self.what} is {self.actual}, {self.judge} says {self.expected}"
+        head = f"step {self.step}: {self.what} is {self.actual}, {self.oracle} says {self.expected}"
         return f"{head}\n{self.derivation}" if self.derivation else head
 
 
@@ -64,7 +64,7 @@ class ReplayedStep:
         block_tables: per group, the gathered table, [num_reqs, width].
         microseconds: time of the manager's calls: the appends and one `step`.
         blocks_in_use: per group, distinct blocks that live requests hold.
-        mismatches: what the judges found in this step, at most `MAX_MISMATCHES`.
+        mismatches: what the oracles found in this step, at most `MAX_MISMATCHES`.
     """
 
     index: int
@@ -81,7 +81,7 @@ class Replay:
     Args:
         schedule: what to replay.
         device: the manager's device.
-        context_parallel: replay as this rank; the KV manager then judges replicated groups only.
+        context_parallel: replay as this rank; the KV manager then checks replicated groups only.
         replay_window: treat this many tokens after each prefix hit as replayed.
         pad_requests_to: fill each batch with dummies to a multiple of this, as graphs need.
 
@@ -118,7 +118,7 @@ class Replay:
         )
         self.tables.warmup()
         rules = (schedule.groups, self.tables.layout.widths, context_parallel, replay_window)
-        self._kv_manager, self._reference = KVManagerJudge(*rules), ReferenceJudge(*rules)
+        self._kv_manager, self._reference = KVManagerOracle(*rules), ReferenceOracle(*rules)
         self._replay_window = replay_window
         self._pad_requests_to = pad_requests_to
         self._held: list[dict[int, Array]] = [{} for _ in schedule.groups]
@@ -234,9 +234,9 @@ class Replay:
                 cell = (unused_rows + row, column)
                 what = f"unused cell {list(cell)} in the gathered table of {where}"
                 yield Mismatch(index, what, 0, int(table[cell]), CONTRACT)
-            for judge in (self._reference, self._kv_manager):
-                yield from self._compare_table(index, step, batch, g, table, judge)
-                yield from self._compare_slots(index, step, batch, g, slots[g, :n], judge)
+            for oracle in (self._reference, self._kv_manager):
+                yield from self._compare_table(index, step, batch, g, table, oracle)
+                yield from self._compare_slots(index, step, batch, g, slots[g, :n], oracle)
 
     def _compare_table(
         self,
@@ -245,9 +245,9 @@ class Replay:
         batch: Batch,
         g: int,
         table: Array,
-        judge: KVManagerJudge | ReferenceJudge,
+        oracle: KVManagerOracle | ReferenceOracle,
     ) -> Iterator[Mismatch]:
-        expected = judge.block_table(g, step, batch)
+        expected = oracle.block_table(g, step, batch)
         actual = table[: len(expected)]
         wrong = np.argwhere((expected != actual) & (expected != UNKNOWN))
         self.num_mismatches += len(wrong)
@@ -257,7 +257,7 @@ class Replay:
                 f"{self.tables.layout.describe(g)}"
             )
             seen = int(actual[entry, column])
-            yield Mismatch(index, what, int(expected[entry, column]), seen, judge.name)
+            yield Mismatch(index, what, int(expected[entry, column]), seen, oracle.name)
 
     def _compare_slots(
         self,
@@ -266,9 +266,9 @@ class Replay:
         batch: Batch,
         g: int,
         slots: Array,
-        judge: KVManagerJudge | ReferenceJudge,
+        oracle: KVManagerOracle | ReferenceOracle,
     ) -> Iterator[Mismatch]:
-        expected = judge.slots(g, step, batch)
+        expected = oracle.slots(g, step, batch)
         wrong = np.flatnonzero((expected != slots) & (expected != UNKNOWN))
         self.num_mismatches += len(wrong)
         for token in wrong[:MAX_MISMATCHES].tolist():
@@ -285,7 +285,7 @@ class Replay:
                 f"{self.tables.layout.describe(g)}",
                 int(expected[token]),
                 int(slots[token]),
-                judge.name,
+                oracle.name,
                 str(explanation),
             )
 
@@ -294,8 +294,8 @@ class Replay:
         expected = sum(counts[outcome] for counts in self.outcomes for outcome in FAULTS)
         if self._faults_taken != expected:
             self.num_mismatches += 1
-            what, judge = "the number of faults so far", self._reference.name
-            yield Mismatch(index, what, expected, self._faults_taken, judge)
+            what, oracle = "the number of faults so far", self._reference.name
+            yield Mismatch(index, what, expected, self._faults_taken, oracle)
 
     def _check_integrity(self, index: int) -> Iterator[Mismatch]:
         # A schedule recorded on one rank has prefix hits longer than the blocks that a rank of

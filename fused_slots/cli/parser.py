@@ -1,0 +1,203 @@
+"""Every command and its options; what carries a command out is imported when it is chosen.
+
+So `--help` and wrong use answer at once, without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from importlib import import_module
+from pathlib import Path
+from typing import TypeAlias
+
+from fused_slots import env
+from fused_slots.cli.result import Result
+from fused_slots.recording.scenarios import SCENARIOS
+from fused_slots.recording.shipped import DEFAULT_RECORDING, list_recordings
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+_EPILOG = "Exit status: 0 good, 1 a finding, 2 wrong use."
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(
+        prog="fused-slots",
+        description="Block tables and slot mappings of all KV cache groups, looked at from outside",
+        epilog=_EPILOG,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _add_demo(commands)
+    _add_replay(commands)
+    _add_check_and_record(commands)
+    _add_explain(commands)
+    _add_doctor_and_warmup(commands)
+    _add_bench(commands)
+    for command in commands.choices.values():
+        command.epilog = _EPILOG
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser
+
+
+def run(args: argparse.Namespace) -> Result:
+    """Carry out the command that was chosen."""
+    module, function = args.run.split(":")
+    result = getattr(import_module(f"fused_slots.cli.{module}"), function)(args)
+    assert isinstance(result, Result)
+    return result
+
+
+def _add(commands: _Commands, name: str, run: str, summary: str) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_demo(commands: _Commands) -> None:
+    parser = _add(
+        commands,
+        "demo",
+        "schedules:run_demo",
+        "replay a shipped recording, check every slot, draw the tables",
+    )
+    parser.add_argument(
+        "--recording",
+        default=DEFAULT_RECORDING,
+        choices=[*list_recordings(), "all"],
+        help=f"recording to replay (default: {DEFAULT_RECORDING})",
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path(), help="folder for pictures (default: this one)"
+    )
+    parser.add_argument("--format", choices=["png", "svg"], default="png", help="of the pictures")
+    parser.add_argument("--no-picture", action="store_true", help="draw nothing")
+    _add_replay_options(parser, pad_requests_to=8)
+
+
+def _add_replay(commands: _Commands) -> None:
+    parser = _add(commands, "replay", "schedules:run_replay", "replay a schedule file and check it")
+    parser.add_argument("file", type=Path, help="schedule file, or the name of a recording")
+    parser.add_argument("--picture", type=Path, help="draw the tables to this .png or .svg file")
+    _add_replay_options(parser, pad_requests_to=1)
+
+
+def _add_replay_options(parser: argparse.ArgumentParser, *, pad_requests_to: int) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu, cuda[:i] or npu[:i]")
+    parser.add_argument(
+        "--backend",
+        choices=[choice for choice in env.BACKEND.choices if choice],
+        help=f"instead of the device's own ({env.BACKEND.name})",
+    )
+    parser.add_argument(
+        "--replay-window", type=int, default=0, help="tokens replayed after each prefix hit"
+    )
+    parser.add_argument(
+        "--pad-requests-to",
+        type=int,
+        default=pad_requests_to,
+        help="fill batches with dummies to a multiple of this, as captured graphs need "
+        f"(default: {pad_requests_to})",
+    )
+    _add_context_parallel(parser)
+
+
+def _add_check_and_record(commands: _Commands) -> None:
+    parser = _add(
+        commands,
+        "check",
+        "schedules:run_check",
+        "check a schedule file: format, capacity, truth, aliasing",
+    )
+    parser.add_argument("file", type=Path, help="schedule file")
+    parser = _add(
+        commands,
+        "record",
+        "schedules:run_record",
+        "record a schedule from vLLM's own scheduler (needs vllm)",
+    )
+    parser.add_argument(
+        "scenario", choices=[scenario.name for scenario in SCENARIOS], help="what to record"
+    )
+    parser.add_argument("file", type=Path, help="schedule file to write (.npz.xz)")
+
+
+def _add_explain(commands: _Commands) -> None:
+    parser = _add(
+        commands, "explain", "explain:run_explain", "derive the slot of a token, number by number"
+    )
+    parser.add_argument(
+        "positions", type=int, nargs="+", metavar="POSITION", help="logical positions"
+    )
+    parser.add_argument("--block-size", type=int, required=True, help="tokens a block (K)")
+    parser.add_argument("--kernel-block-size", type=int, help="tokens a column (B, default K)")
+    parser.add_argument(
+        "--blocks",
+        type=_block_ids,
+        default=[],
+        metavar="ID,ID,...",
+        help="the request's allocation blocks, in order",
+    )
+    parser.add_argument(
+        "--mode", choices=["token", "none"], default="token", help="none: a state group"
+    )
+    parser.add_argument("--circular", action="store_true", help="the block is a ring")
+    parser.add_argument("--dummy", action="store_true", help="a dummy request (idx_mapping -1)")
+    parser.add_argument(
+        "--replicated", action="store_true", help="context parallelism does not shard the group"
+    )
+    parser.add_argument(
+        "--not-prefix-cacheable", action="store_true", help="replayed tokens are written"
+    )
+    parser.add_argument("--replay-window", type=int, default=0, help="replayed tokens")
+    parser.add_argument("--replay-start", type=int, default=0, help="first replayed position")
+    _add_context_parallel(parser)
+
+
+def _add_context_parallel(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cp-size", type=int, default=1, help="context parallel ranks")
+    parser.add_argument("--cp-rank", type=int, default=0, help="this rank")
+    parser.add_argument(
+        "--cp-interleave", type=int, default=1, help="consecutive tokens on one rank"
+    )
+
+
+def _add_doctor_and_warmup(commands: _Commands) -> None:
+    parser = _add(
+        commands,
+        "doctor",
+        "doctor:run_doctor",
+        "list versions, usable backends and settings; say what to fix",
+    )
+    parser.add_argument(
+        "--ascend",
+        action="store_true",
+        help="also compile every kernel variant for Ascend (in the environment of tests/ascend)",
+    )
+    parser = _add(
+        commands,
+        "warmup",
+        "warmup:run_warmup",
+        "compile every kernel variant of a hybrid model and list them",
+    )
+    parser.add_argument("--device", default="cpu", help="cpu, cuda[:i] or npu[:i]")
+    parser.add_argument("--max-num-reqs", type=int, default=256, help="rows")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192, help="capacity")
+
+
+def _add_bench(commands: _Commands) -> None:
+    parser = _add(
+        commands,
+        "bench",
+        "bench:run_bench",
+        "time every host path and CPU operation (source checkout)",
+    )
+    parser.add_argument("--select", help="only benchmarks whose name matches (pytest -k)")
+    parser.add_argument("--save", type=Path, help="JSON file to keep every measurement in")
+
+
+def _block_ids(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers like 3,4,5; got {text!r}") from None

@@ -1,0 +1,106 @@
+"""What can be wrong with a recorded schedule, without any manager: capacity, truth, aliasing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fused_slots.groups import NULL_BLOCK_ID
+from fused_slots.recording.schedule import Append, Schedule, ScheduleStep
+
+
+class ScheduleCheck:
+    """Findings of a schedule whose file could be read, in the order of its steps; iterate it once.
+
+    - Every row named once a step, no request in two rows, no row over its capacity.
+    - The rows that the appends build hold the KV manager's blocks (which may be null where the
+      row still has the freed block), and as many of them.
+    - Every column that a step's tokens write, or read behind them in a sliding window, holds a
+      block, and no block is written for two requests, or in two groups, of one step (all groups
+      share the pool). A state group writes the column of its last token.
+
+    Attributes:
+        num_columns: columns of rows that were compared with the KV manager's.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._rows: list[dict[int, list[int]]] = [{} for _ in schedule.groups]
+        self.num_columns = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for index, step in enumerate(self._schedule):
+            where = f"step {index}"
+            for append in step.appends:
+                yield from self._append(where, append)
+            for name, values in (("row", step.idx_mapping), ("request", step.request_ids)):
+                seen, counts = np.unique(values, return_counts=True)
+                for value in seen[counts > 1].tolist():
+                    yield f"{where}: {name} {value} stands in the batch more than once"
+            yield from self._compare_rows(where, step)
+            yield from self._check_use(where, step)
+
+    def _named(self, g: int) -> str:
+        name = self._schedule.groups[g].name
+        return f"group {g} ({name})" if name else f"group {g}"
+
+    def _append(self, where: str, append: Append) -> Iterator[str]:
+        groups = self._schedule.groups
+        for g, (group, block_ids) in enumerate(zip(groups, append.block_ids, strict=True)):
+            row = self._rows[g].setdefault(append.req_index, [])
+            if append.overwrite:
+                row.clear()
+            row.extend(block_ids)
+            if len(row) > group.max_num_blocks:
+                yield (
+                    f"{where}: row {append.req_index} of {self._named(g)} holds {len(row)} "
+                    f"blocks, its capacity is {group.max_num_blocks}"
+                )
+
+    def _compare_rows(self, where: str, step: ScheduleStep) -> Iterator[str]:
+        for g, blocks_of in enumerate(step.expected_blocks):
+            for req_index, held in zip(step.idx_mapping.tolist(), blocks_of, strict=True):
+                row = np.array(self._rows[g].get(req_index, []), np.int32)
+                what = f"{where}: row {req_index} of {self._named(g)}"
+                if len(row) != len(held):
+                    yield f"{what} has {len(row)} blocks, the KV manager {len(held)}"
+                    continue
+                self.num_columns += len(held)
+                for column in np.flatnonzero((row != held) & (held != NULL_BLOCK_ID)).tolist():
+                    yield (
+                        f"{what}, column {column} is block {row[column]}, the KV manager says "
+                        f"{held[column]}"
+                    )
+
+    def _check_use(self, where: str, step: ScheduleStep) -> Iterator[str]:
+        writers: dict[int, str] = {}
+        for entry, req_index in enumerate(step.idx_mapping.tolist()):
+            begin, end = step.query_start_loc[entry : entry + 2].tolist()
+            if begin == end:
+                continue
+            first, last = int(step.positions[begin]), int(step.positions[end - 1])
+            for g, blocks_of in enumerate(step.expected_blocks):
+                held, writer = blocks_of[entry].tolist(), f"row {req_index} of {self._named(g)}"
+                read, written, final = self._columns(g, first, last)
+                for column in range(read, final + 1):
+                    block = held[column] if column < len(held) else NULL_BLOCK_ID
+                    if block == NULL_BLOCK_ID:
+                        verb = "writes" if column >= written else "reads"
+                        yield (
+                            f"{where}: {writer} {verb} column {column}, where the KV manager "
+                            "holds no block"
+                        )
+                    elif column >= written and writers.setdefault(block, writer) != writer:
+                        yield (
+                            f"{where}: block {block} is written by {writer} and by {writers[block]}"
+                        )
+
+    def _columns(self, g: int, first: int, last: int) -> tuple[int, int, int]:
+        """The first column that tokens `first` to `last` read, the first they write, the last."""
+        group = self._schedule.groups[g]
+        if group.circular:
+            return 0, 0, 0
+        reach, final = group.sliding_window_reach, last // group.block_size
+        written = first // group.block_size if group.maps_slots else final
+        return max(first - reach, 0) // group.block_size if reach else written, written, final
