@@ -14,6 +14,7 @@ import torch
 from fused_slots import arguments, env
 from fused_slots.arguments import INDEX_DTYPES, check_count, check_vector
 from fused_slots.backends import backend_class, parse_device
+from fused_slots.backends.base import Step
 from fused_slots.faults import ConfigurationError, Fault, InvalidArgumentError, require_bool
 from fused_slots.group_lists import groups_from_lists
 from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, SlotMappingMode
@@ -283,7 +284,7 @@ class AscendBlockTables:
         """
         staged = self._staged("apply_staged_writes")
         if staged is not None:
-            self._backend.apply_writes(staged)
+            self._backend.step(Step(staged=staged))
             self.launches += 1
             staged.clear()
 
@@ -320,7 +321,15 @@ class AscendBlockTables:
             out = None
         if self.layout.num_groups and (num_reqs or num_reqs_padded or out is None):
             staged = self._staged_for_gather()
-            self._backend.gather(idx_mapping, num_reqs_padded, num_computed_tokens, out, staged)
+            self._backend.step(
+                Step(
+                    idx_mapping,
+                    num_reqs_padded=num_reqs_padded,
+                    num_computed_tokens=num_computed_tokens,
+                    staged=staged,
+                    tables_out=out,
+                )
+            )
             self.launches += 1
             if staged is not None:
                 staged.clear()
@@ -357,10 +366,9 @@ class AscendBlockTables:
             InvalidArgumentError: a tensor has the wrong shape, dtype or device, or (where the
                 host can see it) query_start_loc decreases or exceeds the capacity.
         """
-        slots = self.slot_mappings if out is None else out
         if out is not None:
             self._check_slots_out(out)
-        capacity = slots.shape[1]
+        capacity = self.layout.max_num_batched_tokens if out is None else out.shape[1]
         num_reqs = arguments.check_rows(self.device, idx_mapping)
         self._check_tokens(num_reqs, query_start_loc, positions, replay_start, capacity)
         num_tokens_padded = check_count(
@@ -368,7 +376,14 @@ class AscendBlockTables:
         )
         if self.layout.num_groups:
             self._backend.map_slots(
-                idx_mapping, query_start_loc, positions, num_tokens_padded, replay_start, slots
+                Step(
+                    idx_mapping,
+                    query_start_loc,
+                    positions,
+                    num_tokens_padded=num_tokens_padded,
+                    replay_start=replay_start,
+                    slots_out=out,
+                )
             )
             self.launches += 1
         return self._mapped(num_tokens_padded) if out is None else out[:, :num_tokens_padded]
@@ -411,14 +426,16 @@ class AscendBlockTables:
         staged = self._staged("step")
         if self.layout.num_groups:
             self._backend.step(
-                staged,
-                idx_mapping,
-                query_start_loc,
-                positions,
-                num_reqs_padded,
-                num_tokens_padded,
-                num_computed_tokens,
-                replay_start,
+                Step(
+                    idx_mapping,
+                    query_start_loc,
+                    positions,
+                    num_reqs_padded,
+                    num_tokens_padded,
+                    num_computed_tokens,
+                    replay_start,
+                    staged=staged,
+                )
             )
             self.launches += 1
         if staged is not None:

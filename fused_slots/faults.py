@@ -84,6 +84,17 @@ class FaultCode(IntEnum):
     TOKENS_OVER_CAPACITY = 4
     """query_start_loc ends beyond the output's width (or the positions given); the rest is cut."""
 
+    NULL_BLOCK = 5
+    """The token's column, or its ring, holds the manager's null block."""
+
+    TOKENS_OVER_VIEW = 6
+    """query_start_loc names more tokens than num_tokens_padded: the view returned is too narrow.
+
+    Counted once for each group and call, as all tokens are mapped."""
+
+    DUPLICATE_POSITION = 7
+    """Checked mode: one request has this token's position twice in one call."""
+
 
 @dataclass(frozen=True)
 class Fault:

@@ -76,6 +76,7 @@ class KVCacheGroup:
         sliding_window_reach: tokens below a request's first scheduled position that attention
             may still read; 0 = all of them.
         name: shown in errors and reports.
+        pool: groups with one name here take their block ids from one pool; "" = its own.
 
     Raises:
         ConfigurationError: names the field, what was expected and what came.
@@ -90,6 +91,7 @@ class KVCacheGroup:
     prefix_cacheable: bool = True
     sliding_window_reach: int = 0
     name: str = ""
+    pool: str = ""
 
     def __post_init__(self) -> None:
         columns_per_block = _columns_per_block(self.block_size, self.kernel_block_size)
@@ -100,8 +102,9 @@ class KVCacheGroup:
         object.__setattr__(self, "kernel_block_size", self.block_size // columns_per_block)
         for field in ("circular", "dcp_sharded", "prefix_cacheable"):
             object.__setattr__(self, field, require_bool(field, getattr(self, field)))
-        if not isinstance(self.name, str):
-            raise ConfigurationError("name", expected="a str", actual=repr(self.name))
+        for field in ("name", "pool"):
+            if not isinstance(getattr(self, field), str):
+                raise ConfigurationError(field, expected="a str", actual=repr(getattr(self, field)))
         if not isinstance(self.slot_mapping_mode, SlotMappingMode):
             raise ConfigurationError(
                 "slot_mapping_mode",

@@ -33,6 +33,7 @@ class TableLayout:
         replay_window: tokens after `replay_start` that prefix-cacheable groups do not rewrite.
         slot_dtype: torch.int32 or torch.int64.
         num_blocks: pool size in allocation blocks, per group; None = unknown.
+        null_block_id: the allocation block that is never written; None = there is none.
 
     Raises:
         ConfigurationError: a combination that cannot be mapped exactly.
@@ -46,6 +47,7 @@ class TableLayout:
     replay_window: int
     slot_dtype: torch.dtype
     num_blocks: tuple[int | None, ...]
+    null_block_id: int | None = None
 
     def __post_init__(self) -> None:
         minima = {"max_num_reqs": 1, "max_num_batched_tokens": 1, "replay_window": 0}
@@ -92,6 +94,20 @@ class TableLayout:
         """Bytes of a manager's device buffers, without a backend's own metadata."""
         slots = 2 * self.num_groups * self.max_num_batched_tokens * self.slot_dtype.itemsize
         return 4 * (2 * self.arena_size + self.num_groups * self.max_num_reqs) + slots
+
+    @cached_property
+    def null_columns(self) -> tuple[int, ...]:
+        """Per group n * null_block_id, the first of the null block's n columns.
+
+        -n where there is no null block: no column id lies in [-n, 0).
+        """
+        null = -1 if self.null_block_id is None else self.null_block_id
+        return tuple(null * group.columns_per_block for group in self.groups)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Per group the name of the pool whose block ids it shares; "" = a pool of its own."""
+        return tuple(group.pool for group in self.groups)
 
     def shards(self, g: int) -> tuple[int, int]:
         """(S', c') of a group: ranks that share it and this rank's number among them."""

@@ -174,8 +174,8 @@ _HOST = [
     (
         "a position cut to int32",
         CPU,
-        "token_positions = positions.numpy()[:num_tokens]",
-        "token_positions = positions.numpy()[:num_tokens].astype(np.int32).astype(np.int64)",
+        "token_positions = step.positions.numpy()[:num_tokens]",
+        "token_positions = step.positions.numpy()[:num_tokens].astype(np.int32).astype(np.int64)",
     ),
     (
         "count one fault less",
@@ -258,8 +258,8 @@ _HOST = [
     (
         "window by batch",
         CPU,
-        "num_computed_tokens.numpy()[safe_rows]",
-        "num_computed_tokens.numpy()[: len(rows)]",
+        "computed.numpy()[safe_rows]",
+        "computed.numpy()[: len(rows)]",
     ),
     (
         "window one token short",
@@ -287,7 +287,12 @@ _HOST = [
         "self._numbers[:nulled] > below",
     ),
     # The step
-    ("step does not apply", CPU, "            self.apply_writes(staged)\n", "            pass\n"),
+    (
+        "step does not apply",
+        CPU,
+        "            self.apply_writes(step.staged)\n",
+        "            pass\n",
+    ),
     (
         "lengths not written",
         CPU,
@@ -296,21 +301,21 @@ _HOST = [
     ),
     (
         "step loses replay",
-        CPU,
-        "            replay_start,\n            self.slot_mappings,\n",
-        "            None,\n            self.slot_mappings,\n",
+        TABLES,
+        "                    replay_start,\n                    staged=staged,\n",
+        "                    None,\n                    staged=staged,\n",
     ),
     (
         "step loses the window",
-        CPU,
-        "self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None, staged)",
-        "self.gather(idx_mapping, num_reqs_padded, None, None, staged)",
+        TABLES,
+        "                    num_computed_tokens,\n                    replay_start,\n",
+        "                    None,\n                    replay_start,\n",
     ),
     (
         "a step is two launches",
         TABLES,
-        "                replay_start,\n            )\n            self.launches += 1\n",
-        "                replay_start,\n            )\n            self.launches += 2\n",
+        "                )\n            )\n            self.launches += 1\n        if staged",
+        "                )\n            )\n            self.launches += 2\n        if staged",
     ),
     (
         "staged writes applied again",

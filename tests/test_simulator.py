@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fused_slots import KVCacheGroup, block_tables
+from fused_slots.backends.base import Step
 from fused_slots.backends.cpu import CpuBackend
 from tests import configuration
 from tests.configuration import Config, Target, make_manager, random_config
@@ -106,9 +107,9 @@ def broken(change: str) -> Target:
     """A target whose CPU backend does one thing wrong."""
 
     class Broken(CpuBackend):
-        def map_slots(self, *arguments: Any) -> None:
-            super().map_slots(*arguments)
-            out = arguments[-1].numpy()
+        def map_slots(self, step: Step) -> None:
+            super().map_slots(step)
+            out = self._slots if step.slots_out is None else step.slots_out.numpy()
             if change == "one slot":
                 out[out > 100] += 1
             if change == "tail":
@@ -118,9 +119,9 @@ def broken(change: str) -> Target:
             faults = super().take_faults()
             return faults[:-1] if change == "faults" else faults
 
-        def gather(self, *arguments: Any) -> None:
-            super().gather(*arguments)
-            if change == "gather" and arguments[3] is None:
+        def gather(self, step: Step) -> None:
+            super().gather(step)
+            if change == "gather" and step.tables_out is None:
                 self._input_tables[0][-1, -1] = 5
             if change == "band":
                 self.arena[-1] = 5

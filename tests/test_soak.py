@@ -58,15 +58,16 @@ def stale_row(backend: Any, staged: Any) -> None:
     backend._arena[cells[-1:]] = before
 
 
-def off_by_one(backend: Any, idx: Any, *arguments: Any) -> None:
+def off_by_one(backend: Any, step: Any) -> None:
     """Every gathered row is the next one's."""
-    gather(backend, (idx + 1) % backend.layout.max_num_reqs, *arguments)
+    following = (step.idx_mapping + 1) % backend.layout.max_num_reqs
+    gather(backend, step._replace(idx_mapping=following))
 
 
-def dirty_rows(backend: Any, *arguments: Any) -> None:
+def dirty_rows(backend: Any, step: Any) -> None:
     """Rows of a larger batch before stay as they are."""
     backend._dirty_rows = 0
-    gather(backend, *arguments)
+    gather(backend, step)
 
 
 def unpadded(backend: Any, rows: Any, positions: Any, replayed: Any, out: Any) -> None:

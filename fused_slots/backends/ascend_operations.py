@@ -14,6 +14,7 @@ import torch
 
 from fused_slots import plan_ascend
 from fused_slots.backends.ascend_packet import AscendPacker, StagedPlanes
+from fused_slots.backends.base import Step
 from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.launch import FixedArguments, Launch, Variant, triton_type
 from fused_slots.backends.triton_backend import TritonBackend
@@ -55,15 +56,17 @@ class AscendOperations(TritonBackend):
     def count_cores(self) -> int:
         """Vector cores of the device."""
 
-    def map_slots(
-        self,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        num_tokens_padded: int,
-        replay_start: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
+    def map_slots(self, step: Step) -> None:
+        idx_mapping, query_start_loc, positions = (
+            step.idx_mapping,
+            step.query_start_loc,
+            step.positions,
+        )
+        assert idx_mapping is not None
+        assert query_start_loc is not None
+        assert positions is not None
+        out = self.slot_mappings if step.slots_out is None else step.slots_out
+        num_tokens_padded, replay_start = step.num_tokens_padded, step.replay_start
         num_reqs = idx_mapping.shape[0]
         planned = self._plan(
             choose_tiles(num_reqs, num_tokens_padded, self._long_map),
@@ -123,18 +126,20 @@ class AscendOperations(TritonBackend):
                 yield self._map_variant(index_dtype, out_dtype, short, False, flat=True)
             yield self._step_choice(index_dtype, short, False, whole=True)
 
-    def _step(
-        self,
-        staged: HostRows | None = None,
-        idx_mapping: torch.Tensor | None = None,
-        query_start_loc: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        num_reqs_padded: int = 0,
-        num_tokens_padded: int = 0,
-        num_computed_tokens: torch.Tensor | None = None,
-        replay_start: torch.Tensor | None = None,
-        out: Sequence[torch.Tensor] | None = None,
-    ) -> None:
+    def step(self, step: Step) -> None:
+        (
+            idx_mapping,
+            query_start_loc,
+            positions,
+            num_reqs_padded,
+            num_tokens_padded,
+            num_computed_tokens,
+            replay_start,
+            _,
+            staged,
+            out,
+            _,
+        ) = step
         layout, slots, nothing = self.layout, self.slot_mappings, self._no_packet
         num_reqs = 0 if idx_mapping is None else idx_mapping.shape[0]
         maps, whole = query_start_loc is not None, out is not None

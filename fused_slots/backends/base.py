@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -22,6 +22,41 @@ from fused_slots.rows import HostRows
 
 FAULT_DETAILS = 64
 """Faults that checked mode records one by one between two reads."""
+
+
+class Step(NamedTuple):
+    """One call's checked arguments on their way to the backend; what is None is not done.
+
+    Staged writes are applied if `staged` is given, rows are gathered if `idx_mapping` is, and
+    tokens are mapped if `query_start_loc` is.
+
+    Attributes:
+        idx_mapping: int32 or int64 [num_reqs], the row of each batch entry.
+        query_start_loc: int32 [>= num_reqs + 1], token offsets.
+        positions: int64 [>= N], given with query_start_loc.
+        num_reqs_padded: gathered rows that the caller reads.
+        num_tokens_padded: tokens that the caller expects, for the launch plan; as many are mapped
+            as query_start_loc says.
+        num_computed_tokens: int32 [max_num_reqs], by row; None = no column is nulled.
+        replay_start: int32 [>= num_reqs], by batch entry; None = no token is replayed.
+        replay_len: int32 [>= num_reqs], by batch entry, given with replay_start; None = the
+            manager's replay_window.
+        staged: the rows with staged writes.
+        tables_out: per group the caller's table; None = the gathered tables.
+        slots_out: the caller's slots; None = slot_mappings.
+    """
+
+    idx_mapping: torch.Tensor | None = None
+    query_start_loc: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    num_reqs_padded: int = 0
+    num_tokens_padded: int = 0
+    num_computed_tokens: torch.Tensor | None = None
+    replay_start: torch.Tensor | None = None
+    replay_len: torch.Tensor | None = None
+    staged: HostRows | None = None
+    tables_out: Sequence[torch.Tensor] | None = None
+    slots_out: torch.Tensor | None = None
 
 
 class Backend(ABC):
@@ -59,53 +94,19 @@ class Backend(ABC):
         return torch.full(shape, fill, dtype=dtype, device=self.device)
 
     @abstractmethod
-    def apply_writes(self, staged: HostRows) -> None:
-        """Write staged columns and row lengths, in one launch."""
+    def step(self, step: Step) -> None:
+        """Apply, gather and map, whichever of them `step` names, in one launch."""
 
     @abstractmethod
-    def gather(
-        self,
-        idx_mapping: torch.Tensor,
-        num_reqs_padded: int,
-        num_computed_tokens: torch.Tensor | None,
-        out: Sequence[torch.Tensor] | None,
-        staged: HostRows | None = None,
-    ) -> None:
-        """Apply, then copy the batch's rows into the gathered tables or `out`, in one launch."""
-
-    @abstractmethod
-    def map_slots(
-        self,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        num_tokens_padded: int,
-        replay_start: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
+    def map_slots(self, step: Step) -> None:
         """Map every token of the batch in every group and pad the rest, in one launch.
 
-        `num_tokens_padded` is how many tokens the caller expects, for the launch plan; the device
-        maps as many as query_start_loc says.
+        Nothing else: it may be captured into a graph, and `idx_mapping` is not gathered.
         """
 
     @abstractmethod
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         """Map flat (row, position) pairs in every group and pad the rest, in one launch."""
-
-    @abstractmethod
-    def step(
-        self,
-        staged: HostRows | None,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        num_reqs_padded: int,
-        num_tokens_padded: int,
-        num_computed_tokens: torch.Tensor | None,
-        replay_start: torch.Tensor | None,
-    ) -> None:
-        """Apply (unless nothing is staged: None), gather and map, in one launch."""
 
     @abstractmethod
     def clear_input_tables(self, num_reqs: int) -> None:

@@ -7,14 +7,13 @@ call, and a rule that no token meets costs one reduction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from fused_slots.backends.base import FAULT_DETAILS, Backend
+from fused_slots.backends.base import FAULT_DETAILS, Backend, Step
 from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
 from fused_slots.layout import TableLayout
@@ -62,24 +61,28 @@ class CpuBackend(Backend):
         self._numbers = np.arange(most + 1, dtype=np.int32)
 
     def apply_writes(self, staged: HostRows) -> None:
+        """Write staged columns and row lengths."""
         writes = staged.collect()
         self._arena[writes.destinations(self.layout)] = writes.column_ids
         self._num_columns[:, writes.rows] = writes.filled.T
 
-    def gather(
-        self,
-        idx_mapping: torch.Tensor,
-        num_reqs_padded: int,
-        num_computed_tokens: torch.Tensor | None,
-        out: Sequence[torch.Tensor] | None,
-        staged: HostRows | None = None,
-    ) -> None:
-        if staged is not None:
-            self.apply_writes(staged)
-        rows = idx_mapping.numpy()
+    def step(self, step: Step) -> None:
+        if step.staged is not None:
+            self.apply_writes(step.staged)
+        if step.idx_mapping is not None:
+            self.gather(step)
+        if step.query_start_loc is not None:
+            self.map_slots(step)
+
+    def gather(self, step: Step) -> None:
+        """Copy the batch's rows into the gathered tables or the caller's."""
+        assert step.idx_mapping is not None
+        out, num_reqs_padded = step.tables_out, step.num_reqs_padded
+        rows = step.idx_mapping.numpy()
         exists = self._existing_rows(rows)
         safe_rows = rows if exists is None else np.where(exists, rows, 0)
-        computed = None if num_computed_tokens is None else num_computed_tokens.numpy()[safe_rows]
+        computed = step.num_computed_tokens
+        computed = None if computed is None else computed.numpy()[safe_rows]
         for g in range(self.layout.num_groups):
             lengths = self._num_columns[g, safe_rows]
             if exists is not None:
@@ -98,24 +101,19 @@ class CpuBackend(Backend):
         if out is None:
             self._dirty_rows = len(rows)
 
-    def map_slots(
-        self,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        num_tokens_padded: int,
-        replay_start: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
-        rows = idx_mapping.numpy()
+    def map_slots(self, step: Step) -> None:
+        assert step.idx_mapping is not None
+        assert step.query_start_loc is not None
+        assert step.positions is not None
+        rows = step.idx_mapping.numpy()
         num_reqs = len(rows)
-        starts = query_start_loc.numpy()[: num_reqs + 1]
+        starts = step.query_start_loc.numpy()[: num_reqs + 1]
         num_tokens = int(starts[num_reqs])
-        token_positions = positions.numpy()[:num_tokens]
+        token_positions = step.positions.numpy()[:num_tokens]
         window = self.layout.replay_window
         begin = None
-        if replay_start is not None and window:
-            begin = replay_start.numpy()[:num_reqs].astype(np.int64)
+        if step.replay_start is not None and window:
+            begin = step.replay_start.numpy()[:num_reqs].astype(np.int64)
         if not self._one_token_each(starts, num_reqs, num_tokens):
             lengths = starts[1:] - starts[:-1]
             rows = rows.repeat(lengths)
@@ -124,32 +122,11 @@ class CpuBackend(Backend):
         if begin is not None:
             since = token_positions - begin
             replayed = _any_or_none((begin != 0) & (since >= 0) & (since < window))
-        slots = self._slots if out is self.slot_mappings else out.numpy()
+        slots = self._slots if step.slots_out is None else step.slots_out.numpy()
         self._map(rows, token_positions, replayed, slots)
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         self._map(rows.numpy(), positions.numpy(), None, out.numpy())
-
-    def step(
-        self,
-        staged: HostRows | None,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        num_reqs_padded: int,
-        num_tokens_padded: int,
-        num_computed_tokens: torch.Tensor | None,
-        replay_start: torch.Tensor | None,
-    ) -> None:
-        self.gather(idx_mapping, num_reqs_padded, num_computed_tokens, None, staged)
-        self.map_slots(
-            idx_mapping,
-            query_start_loc,
-            positions,
-            num_tokens_padded,
-            replay_start,
-            self.slot_mappings,
-        )
 
     def clear_input_tables(self, num_reqs: int) -> None:
         end = max(num_reqs, self._dirty_rows)

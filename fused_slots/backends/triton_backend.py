@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from fused_slots import plan
-from fused_slots.backends.base import Backend
+from fused_slots.backends.base import Backend, Step
 from fused_slots.backends.descriptor import (
     DESCRIPTOR_WIDTH,
     check_int32_positions,
@@ -30,7 +30,6 @@ from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Varian
 from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, TokenPlan, WarmupReport
-from fused_slots.rows import HostRows
 
 _FAULT_DETAILS = 64
 _DETAIL_WIDTH = 5
@@ -120,69 +119,29 @@ class TritonBackend(Backend):
     def init_layout(self) -> None:
         self._descriptor.copy_(descriptor_lines(self.layout))
 
-    def apply_writes(self, staged: HostRows) -> None:
-        self._step(staged)
-
-    def gather(
-        self,
-        idx_mapping: torch.Tensor,
-        num_reqs_padded: int,
-        num_computed_tokens: torch.Tensor | None,
-        out: Sequence[torch.Tensor] | None,
-        staged: HostRows | None = None,
-    ) -> None:
-        self._step(
-            staged,
-            idx_mapping=idx_mapping,
-            num_reqs_padded=num_reqs_padded,
-            num_computed_tokens=num_computed_tokens,
-            out=out,
+    def map_slots(self, step: Step) -> None:
+        idx_mapping, query_start_loc, positions = (
+            step.idx_mapping,
+            step.query_start_loc,
+            step.positions,
         )
-
-    def step(
-        self,
-        staged: HostRows | None,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        num_reqs_padded: int,
-        num_tokens_padded: int,
-        num_computed_tokens: torch.Tensor | None,
-        replay_start: torch.Tensor | None,
-    ) -> None:
-        self._step(
-            staged,
-            idx_mapping,
-            query_start_loc,
-            positions,
-            num_reqs_padded,
-            num_tokens_padded,
-            num_computed_tokens,
-            replay_start,
-        )
-
-    def map_slots(
-        self,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        num_tokens_padded: int,
-        replay_start: torch.Tensor | None,
-        out: torch.Tensor,
-    ) -> None:
+        assert idx_mapping is not None
+        assert query_start_loc is not None
+        assert positions is not None
+        out = self.slot_mappings if step.slots_out is None else step.slots_out
         num_reqs = idx_mapping.shape[0]
         capacity = out.shape[1]
         tokens = plan.plan_tokens(
-            num_reqs, num_tokens_padded, capacity, self._map_tile, self._by_request
+            num_reqs, step.num_tokens_padded, capacity, self._map_tile, self._by_request
         )
-        replay = replay_start is not None and self.layout.replay_window > 0
+        replay = step.replay_start is not None and self.layout.replay_window > 0
         launch = self._slots_launch(idx_mapping.dtype, out.dtype, replay, False)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
         numbers = [out.stride(0), capacity, num_reqs, positions.shape[0]]
         numbers += [tokens.num_tiles, tokens.num_pad]
         if not tokens.by_request:
             numbers += [tokens.query_len_inverse, tokens.search_steps]
-        starts = self._no_packet if replay_start is None else replay_start
+        starts = self._no_packet if step.replay_start is None else step.replay_start
         tensors = (out, idx_mapping, query_start_loc, positions, starts)
         launch(programs, tensors, numbers)
 
@@ -261,18 +220,20 @@ class TritonBackend(Backend):
                 yield self._slots_variant(index_dtype, out_dtype, False, flat=True)
             yield self._step_variant(index_dtype, slot_dtype, False, whole=True)
 
-    def _step(
-        self,
-        staged: HostRows | None = None,
-        idx_mapping: torch.Tensor | None = None,
-        query_start_loc: torch.Tensor | None = None,
-        positions: torch.Tensor | None = None,
-        num_reqs_padded: int = 0,
-        num_tokens_padded: int = 0,
-        num_computed_tokens: torch.Tensor | None = None,
-        replay_start: torch.Tensor | None = None,
-        out: Sequence[torch.Tensor] | None = None,
-    ) -> None:
+    def step(self, step: Step) -> None:
+        (
+            idx_mapping,
+            query_start_loc,
+            positions,
+            num_reqs_padded,
+            num_tokens_padded,
+            num_computed_tokens,
+            replay_start,
+            _,
+            staged,
+            out,
+            _,
+        ) = step
         layout, slots = self.layout, self.slot_mappings
         num_reqs = 0 if idx_mapping is None else idx_mapping.numel()
         gathered, num_slots = self.input_arena, 0

@@ -18,8 +18,8 @@ from compile import Variant as Compilation
 from hivm import EXACT, Alias, Execution, Modes, execute
 
 from fused_slots.backends.ascend import runtime_signature
+from fused_slots.backends.base import Step
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant
-from fused_slots.rows import HostRows
 from tests.kernels.ascend_forms import HostAscend
 
 
@@ -100,23 +100,16 @@ class HivmBackend(HostAscend):
     def make_launcher(self) -> Launcher:
         return HivmLauncher(self.target, self.modes, self.seed)
 
-    def gather(
-        self,
-        idx_mapping: torch.Tensor,
-        num_reqs_padded: int,
-        num_computed_tokens: torch.Tensor | None,
-        out: Sequence[torch.Tensor] | None,
-        staged: HostRows | None = None,
-    ) -> None:
+    def step(self, step: Step) -> None:
         """Tables of a caller go into one memory: the executor finds none but its arguments'."""
-        together = out
+        out = together = step.tables_out
         if out is not None:
             sizes = [table.numel() for table in out]
             parts = torch.empty(sum(sizes), dtype=torch.int32).split(sizes)
             together = [part.view_as(table) for part, table in zip(parts, out, strict=True)]
             for part, table in zip(together, out, strict=True):
                 part.copy_(table)
-        super().gather(idx_mapping, num_reqs_padded, num_computed_tokens, together, staged)
+        super().step(step._replace(tables_out=together))
         for part, table in zip(together or (), out or (), strict=True):
             table.copy_(part)
 

@@ -32,6 +32,8 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.base import Step
 from fused_slots.backends.triton_backend import TritonBackend
 
 Runs = list[tuple[int, int]]
@@ -160,7 +162,10 @@ class CheckedMemory:
             (builder, "create_atomic_rmw", self._counting(builder.create_atomic_rmw)),
             (builder, "create_atomic_cas", _refused),
             (executor, "__call__", self._launching()),
-            (TritonBackend, "gather", self._lending(TritonBackend.gather)),
+            *(
+                (owner, "step", self._lending(owner.step))
+                for owner in (TritonBackend, AscendOperations)
+            ),
             *_quicker(),
         ]
         self._stack.enter_context(warnings.catch_warnings())
@@ -274,10 +279,10 @@ class CheckedMemory:
             foreign = self._order.foreign(who)
             self._refuse(f"{what} by one program and counted by another", foreign, who * 0 + word)
 
-    def _lending(self, gather: Callable[..., None]) -> Callable[..., None]:
-        def lent(backend: Any, idx: Any, padded: Any, computed: Any, out: Any, *rest: Any) -> None:
-            with self.lend([] if out is None else list(out)):
-                gather(backend, idx, padded, computed, out, *rest)
+    def _lending(self, run: Callable[..., None]) -> Callable[..., None]:
+        def lent(backend: Any, step: Step) -> None:
+            with self.lend(step.tables_out or ()):
+                run(backend, step)
 
         return lent
 
