@@ -88,7 +88,7 @@ verify-long: $(ENV) .venv-ascend/.installed
 	.venv-ascend/bin/python bench/verify_ascend.py
 
 clean:
-	rm -rf .venv .venv-ascend .venv-vllm .cache build dist fused_slots/_staging*.so
+	rm -rf .venv .venv-ascend .venv-vllm .cache build dist fused_slots/host/_staging*.so
 
 # A failed `python3 -m venv` leaves half an environment behind; remove it and say what is missing.
 define make_venv
@@ -97,7 +97,7 @@ define make_venv
 endef
 
 # Installation compiles the native half in place.
-SOURCES := pyproject.toml setup.py fused_slots/_staging.c
+SOURCES := pyproject.toml setup.py fused_slots/host/_staging.c
 
 $(ENV): $(SOURCES) constraints.txt
 	$(call make_venv,.venv)

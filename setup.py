@@ -11,8 +11,8 @@ LIMITED = sys.version_info >= (3, 11) and not sysconfig.get_config_var("Py_GIL_D
 setup(
     ext_modules=[
         Extension(
-            "fused_slots._staging",
-            ["fused_slots/_staging.c"],
+            "fused_slots.host._staging",
+            ["fused_slots/host/_staging.c"],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],
             py_limited_api=LIMITED,
             optional=True,  # without a compiler the half in Python does the same

@@ -18,9 +18,9 @@ from fused_slots.backends.base import Step
 from fused_slots.faults import ConfigurationError, Fault, InvalidArgumentError, require_bool
 from fused_slots.group_lists import groups_from_lists
 from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, SlotMappingMode
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout, as_tuple, per_group
 from fused_slots.plan import LaunchPlan, WarmupReport
-from fused_slots.rows import HostRows
 
 if TYPE_CHECKING:
     from fused_slots.inspect.explain import Explanation

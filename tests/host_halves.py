@@ -11,7 +11,7 @@ import os
 from contextlib import AbstractContextManager
 from unittest import mock
 
-from fused_slots.rows import NATIVE
+from fused_slots.host.rows import NATIVE
 
 HALVES = ("python", "native") if NATIVE else ("python",)
 

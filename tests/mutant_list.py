@@ -51,8 +51,8 @@ TESTS = {
 }
 
 CPU = "fused_slots/backends/cpu.py"
-ROWS = "fused_slots/staging_python.py"
-STAGING = "fused_slots/staging.py"
+ROWS = "fused_slots/host/python_staging.py"
+STAGING = "fused_slots/host/staging.py"
 LAYOUT = "fused_slots/layout.py"
 ARGUMENTS = "fused_slots/arguments.py"
 TABLES = "fused_slots/block_tables.py"
@@ -336,7 +336,7 @@ _HOST = [
         "overwrite with nothing ignored",
         ROWS,
         "        if overwrite:\n",
-        "        if overwrite and runs:\n",
+        "        if overwrite and pieces:\n",
     ),
     ("capacity + 1", ROWS, "if end > self._widths[g]:", "if end > self._widths[g] + 1:"),
     ("capacity in blocks", ROWS, "len(group_ids) * self._columns_per_block[g]", "len(group_ids)"),
@@ -354,23 +354,28 @@ _HOST = [
     ),
     ("negative ids accepted", ROWS, "smallest < 0 or largest", "largest"),
     ("largest id forgotten", ROWS, "largest_ids[g] = largest\n", "pass\n"),
-    ("overwrites do not void", ROWS, "alive = runs[:, 0] != record", "alive = runs[:, 0] >= 0"),
-    ("overwrites void other rows", ROWS, "alive = runs[:, 0] != record", "alive = runs[:, 0] < 0"),
+    ("overwrites do not void", ROWS, "alive = pieces[:, 0] != record", "alive = pieces[:, 0] >= 0"),
+    (
+        "overwrites void other rows",
+        ROWS,
+        "alive = pieces[:, 0] != record",
+        "alive = pieces[:, 0] < 0",
+    ),
     ("split in one column", STAGING, "_ranges(block_ids * n, n)", "_ranges(block_ids, n)"),
     (
-        "runs of a row merged in no order",
+        "pieces of a row merged in no order",
         STAGING,
         'np.argsort(places, kind="stable")',
         'np.argsort(-places, kind="stable")[::-1]',
     ),
     (
-        "runs always in order",
+        "pieces always in order",
         STAGING,
         "in_order = not (places[1:] <= places[:-1]).any()",
         "in_order = True",
     ),
     (
-        "two runs of a row in order",
+        "two pieces of a row in order",
         STAGING,
         "(places[1:] <= places[:-1])",
         "(places[1:] < places[:-1])",

@@ -20,10 +20,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup, rows
+from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup
 from fused_slots.faults import BackendUnavailableError, BlockTableError, ConfigurationError
+from fused_slots.host import rows
+from fused_slots.host.rows import HostRows, host_half
 from fused_slots.layout import TableLayout
-from fused_slots.rows import HostRows, host_half
 from tests.host_halves import HALVES, staged_by
 from tests.test_injected_faults import run_without
 
@@ -464,8 +465,8 @@ def test_a_missing_native_half_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_package_works_where_nothing_was_compiled() -> None:
     script = (
-        "import sys; sys.modules['fused_slots._staging'] = None\n"
-        "from fused_slots import rows\n"
+        "import sys; sys.modules['fused_slots.host._staging'] = None\n"
+        "from fused_slots.host import rows\n"
         "print(rows.NATIVE, rows.host_half())\n"
     )
     assert run_without("no-package", script, FUSED_SLOTS_HOST="auto") == "False python"

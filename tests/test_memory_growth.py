@@ -21,8 +21,8 @@ from fused_slots.backends.interpreter import InterpreterBackend
 from fused_slots.backends.launch import Launch, Launcher
 from fused_slots.backends.pinned import PinnedRing
 from fused_slots.block_tables import CACHED_VIEWS
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
-from fused_slots.rows import HostRows
 from tests.backends_under_test import MakeTables
 from tests.memory import kept_by, resident_kib
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fused_slots import AscendBlockTables, BlockTableError, KVCacheGroup
-from fused_slots.packet import pack_writes
-from fused_slots.staging import StagedWrites
+from fused_slots.host.packet import pack_writes
+from fused_slots.host.staging import StagedWrites
 from tests.backends_under_test import BACKENDS, MakeTables, batch_tensors, faults, gathered, slots
 from tests.model import POISON
 

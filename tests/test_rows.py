@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from fused_slots import ContextParallel, KVCacheGroup
 from fused_slots.faults import BlockIdError, BlockTableError, RowCapacityError
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
-from fused_slots.rows import HostRows
 from tests.host_halves import HALVES, staged_by
 
 GROUPS = (

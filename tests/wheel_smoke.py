@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import fused_slots
+from fused_slots.host.rows import NATIVE
 from fused_slots.recording.shipped import list_recordings
-from fused_slots.rows import NATIVE
 
 
 def main(command: str) -> None:

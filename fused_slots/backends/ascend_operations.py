@@ -19,10 +19,10 @@ from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.launch import FixedArguments, Launch, Variant, triton_type
 from fused_slots.backends.triton_backend import TritonBackend
 from fused_slots.faults import INT32_MAX, ConfigurationError, Fault
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan
 from fused_slots.plan_ascend import AscendPlan, Tiles, choose_tiles, plan_launch
-from fused_slots.rows import HostRows
 
 _INDEX_DTYPES = (torch.int32, torch.int64)
 _MAPS_NOTHING = (("SHARDED", False), ("RING", False), ("REPLAY", False))

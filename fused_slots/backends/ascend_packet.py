@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fused_slots.host.staging import StagedWrites
 from fused_slots.layout import TableLayout
-from fused_slots.staging import StagedWrites
 
 
 @dataclass(frozen=True)

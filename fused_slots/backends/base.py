@@ -16,9 +16,9 @@ import torch
 
 from fused_slots.faults import Fault
 from fused_slots.groups import PAD_SLOT_ID
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
-from fused_slots.rows import HostRows
 
 FAULT_DETAILS = 64
 """Faults that checked mode records one by one between two reads."""

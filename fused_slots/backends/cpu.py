@@ -16,9 +16,9 @@ import torch
 from fused_slots.backends.base import FAULT_DETAILS, Backend, Step
 from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
-from fused_slots.rows import HostRows
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]

@@ -15,9 +15,9 @@ from fused_slots import env
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import BlockTableError
 from fused_slots.groups import KVCacheGroup
+from fused_slots.host.rows import NATIVE, host_half
 from fused_slots.recording.recorder import VLLM_VERSION
 from fused_slots.reference import map_token
-from fused_slots.rows import NATIVE, host_half
 from fused_slots.vllm.plugin import find_obstacle, status
 
 PACKAGES = ("torch", "numpy", "triton", "triton-ascend", "torch-npu", "vllm", "vllm-ascend")

@@ -1,4 +1,4 @@
-"""The packet of staged writes as kernels read it (fused_slots/packet.py).
+"""The packet of staged writes as kernels read it (fused_slots/host/packet.py).
 
 int32: index [max_num_reqs] (the row's record, -1 = none), then num_written_rows lines [row,
 generation], then [num_written_rows, G, 3] records [start, filled, first id], then ids.

@@ -17,8 +17,8 @@ import torch
 
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import Fault
+from fused_slots.host.rows import HostRows
 from fused_slots.plan import WarmupReport
-from fused_slots.rows import HostRows
 
 if TYPE_CHECKING:
     from fused_slots.inspect.explain import Explanation

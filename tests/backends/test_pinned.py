@@ -11,8 +11,8 @@ import torch
 from fused_slots import ContextParallel, KVCacheGroup
 from fused_slots.backends import pinned
 from fused_slots.backends.pinned import MARK_EVERY, RING_SIZE, PinnedRing
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
-from fused_slots.rows import HostRows
 
 GROUPS = (KVCacheGroup(16, 4096), KVCacheGroup(32, 64, kernel_block_size=16))
 CPU = torch.device("cpu")

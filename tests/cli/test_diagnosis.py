@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fused_slots import env, rows
+from fused_slots import env
 from fused_slots.backends.cpu import CpuBackend
 from fused_slots.cli import diagnosis as doctor
 from fused_slots.cli.diagnosis import MISSING, diagnose, installed_version, package_problems
+from fused_slots.host import rows
 from tests.host_halves import HALVES
 
 HEALTHY = {

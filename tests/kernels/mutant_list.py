@@ -8,7 +8,7 @@ TILES = "fused_slots/kernels/token_tiles.py"
 STAGED = "fused_slots/kernels/staged.py"
 STEP = "fused_slots/kernels/step.py"
 BACKEND = "fused_slots/backends/triton_backend.py"
-PACKET = "fused_slots/packet.py"
+PACKET = "fused_slots/host/packet.py"
 
 INTERPRETED = "tests/kernels/interpreted/"
 

@@ -1,8 +1,7 @@
-/* The native half of fused_slots/rows.py: stage one request's blocks, pack a step's packet.
-
-   It does what fused_slots/staging_python.py does, with the same results. Calls that hold anything
-   but plain ints in lists or tuples, or anything wrong, go to `plain` (block_ids.plain_request),
-   which raises the error or returns the same request in plain form.
+/* The native half of rows.py, in the words of __init__.py: stage one request's blocks, pack a
+   step's packet. It does what python_staging.py does, with the same results. Calls that hold
+   anything but plain ints in lists or tuples, or anything wrong, go to `plain`
+   (block_ids.plain_request), which raises the error or returns the same request in plain form.
 
    Between the checks of a call and its effects no Python code runs and the interpreter's lock is
    held, so a call is done whole or not at all. Rows, lengths and ids are int32; sums are int64. */
@@ -19,12 +18,11 @@ typedef struct {
     int64_t max_block_id;
 } Group;
 
-/* Ids of one group that one call appended to one row. */
 typedef struct {
     Py_ssize_t record;
     Py_ssize_t group;
     Py_ssize_t length;
-} Run;
+} Piece;
 
 typedef struct {
     PyObject_HEAD
@@ -36,36 +34,35 @@ typedef struct {
     Py_ssize_t max_num_reqs;
     Group *groups;
     int32_t *largest_of_call; /* [num_groups] */
-    /* A record is a row with staged writes, numbered in the order of their first calls. */
-    int32_t *record_of_row; /* [max_num_reqs], -1 = none */
-    int32_t *row_of_record; /* [max_num_reqs] */
-    Py_ssize_t *first_run;  /* [max_num_reqs], by record: an overwrite voids the runs before it */
+    int32_t *record_of_row;  /* [max_num_reqs], -1 = none */
+    int32_t *row_of_record;  /* [max_num_reqs] */
+    Py_ssize_t *first_piece; /* [max_num_reqs], by record: an overwrite voids the pieces before */
     int64_t *counts;        /* [max_num_reqs, num_groups], by record: staged columns */
     int64_t *ends;          /* [max_num_reqs, num_groups], by record: where `pack` writes next */
     Py_ssize_t num_records;
     int64_t num_columns; /* the sum of counts */
-    Run *runs;
-    Py_ssize_t num_runs, run_capacity;
-    int32_t *ids; /* allocation block ids, run after run, those of void runs included */
+    Piece *pieces;
+    Py_ssize_t num_pieces, piece_capacity;
+    int32_t *ids; /* allocation block ids, piece after piece, those of void pieces included */
     Py_ssize_t num_ids, id_capacity;
 } Staging;
 
-/* Drop void runs and their ids. */
+/* Drop void pieces and their ids. */
 static void
 compact(Staging *self)
 {
-    Py_ssize_t runs = 0, ids = 0, source = 0;
-    for (Py_ssize_t i = 0; i < self->num_runs; i++) {
-        Run run = self->runs[i];
-        if (i >= self->first_run[run.record]) {
-            memmove(self->ids + ids, self->ids + source, (size_t)run.length * sizeof(int32_t));
-            self->runs[runs++] = run;
-            ids += run.length;
+    Py_ssize_t pieces = 0, ids = 0, source = 0;
+    for (Py_ssize_t i = 0; i < self->num_pieces; i++) {
+        Piece piece = self->pieces[i];
+        if (i >= self->first_piece[piece.record]) {
+            memmove(self->ids + ids, self->ids + source, (size_t)piece.length * sizeof(int32_t));
+            self->pieces[pieces++] = piece;
+            ids += piece.length;
         }
-        source += run.length;
+        source += piece.length;
     }
-    memset(self->first_run, 0, (size_t)self->num_records * sizeof(Py_ssize_t));
-    self->num_runs = runs;
+    memset(self->first_piece, 0, (size_t)self->num_records * sizeof(Py_ssize_t));
+    self->num_pieces = pieces;
     self->num_ids = ids;
 }
 
@@ -91,18 +88,19 @@ with_room(void *items, Py_ssize_t *capacity, Py_ssize_t used, Py_ssize_t more, s
 }
 
 static int
-reserve(Staging *self, Py_ssize_t more_runs, Py_ssize_t more_ids)
+reserve(Staging *self, Py_ssize_t more_pieces, Py_ssize_t more_ids)
 {
-    if (more_runs <= self->run_capacity - self->num_runs
+    if (more_pieces <= self->piece_capacity - self->num_pieces
         && more_ids <= self->id_capacity - self->num_ids) {
         return 0;
     }
     compact(self);
-    Run *runs = with_room(self->runs, &self->run_capacity, self->num_runs, more_runs, sizeof(Run));
-    if (runs == NULL) {
+    Piece *pieces = with_room(self->pieces, &self->piece_capacity, self->num_pieces, more_pieces,
+                              sizeof(Piece));
+    if (pieces == NULL) {
         return -1;
     }
-    self->runs = runs;
+    self->pieces = pieces;
     int32_t *ids
         = with_room(self->ids, &self->id_capacity, self->num_ids, more_ids, sizeof(int32_t));
     if (ids == NULL) {
@@ -112,7 +110,7 @@ reserve(Staging *self, Py_ssize_t more_runs, Py_ssize_t more_ids)
     return 0;
 }
 
-/* Empty a row; runs already staged for it are void. */
+/* Empty a row; pieces already staged for it are void. */
 static void
 start_anew(Staging *self, Py_ssize_t row)
 {
@@ -126,7 +124,7 @@ start_anew(Staging *self, Py_ssize_t row)
     if (record < 0) {
         return;
     }
-    self->first_run[record] = self->num_runs;
+    self->first_piece[record] = self->num_pieces;
     for (Py_ssize_t g = 0; g < self->num_groups; g++) {
         int64_t *count = &self->counts[record * self->num_groups + g];
         self->num_columns -= *count;
@@ -142,7 +140,7 @@ record_of(Staging *self, Py_ssize_t row)
         record = self->num_records++;
         self->record_of_row[row] = (int32_t)record;
         self->row_of_record[record] = (int32_t)row;
-        self->first_run[record] = 0;
+        self->first_piece[record] = 0;
         for (Py_ssize_t g = 0; g < self->num_groups; g++) {
             self->counts[record * self->num_groups + g] = 0;
         }
@@ -210,7 +208,7 @@ try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObje
     }
     int anew = overwrite == Py_True;
     int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
-    Py_ssize_t num_runs = 0, num_ids = 0;
+    Py_ssize_t num_pieces = 0, num_ids = 0;
     for (Py_ssize_t g = 0; g < self->num_groups; g++) {
         Py_ssize_t length = plain_length(plain_item(new_block_ids, g));
         int64_t room = self->groups[g].width - (anew ? 0 : lengths[g]);
@@ -221,10 +219,10 @@ try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObje
             PyErr_NoMemory();
             return -1;
         }
-        num_runs += length > 0;
+        num_pieces += length > 0;
         num_ids += length;
     }
-    if (reserve(self, num_runs, num_ids) < 0) {
+    if (reserve(self, num_pieces, num_ids) < 0) {
         return -1;
     }
     Py_ssize_t at = self->num_ids;
@@ -250,7 +248,7 @@ try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObje
             continue;
         }
         int64_t columns = length * self->groups[g].columns_per_block;
-        self->runs[self->num_runs++] = (Run){record, g, length};
+        self->pieces[self->num_pieces++] = (Piece){record, g, length};
         self->counts[record * self->num_groups + g] += columns;
         self->num_columns += columns;
         lengths[g] = (int32_t)(lengths[g] + columns);
@@ -309,7 +307,7 @@ staging_clear(PyObject *object, PyObject *Py_UNUSED(unused))
     for (Py_ssize_t record = 0; record < self->num_records; record++) {
         self->record_of_row[self->row_of_record[record]] = -1;
     }
-    self->num_records = self->num_runs = self->num_ids = 0;
+    self->num_records = self->num_pieces = self->num_ids = 0;
     self->num_columns = 0;
     Py_RETURN_NONE;
 }
@@ -321,34 +319,34 @@ num_fields(const Staging *self)
     return self->max_num_reqs + self->num_records * (2 + 3 * (int64_t)self->num_groups);
 }
 
-/* Write the packet's column ids, each run behind the runs of its row and group before it. */
+/* Write the packet's column ids, each piece behind the pieces of its row and group before it. */
 static void
 pack_ids(Staging *self, int32_t *packed)
 {
     const int32_t *ids = self->ids;
-    for (Py_ssize_t i = 0; i < self->num_runs; i++) {
-        Run run = self->runs[i];
-        if (i >= self->first_run[run.record]) {
-            int64_t n = self->groups[run.group].columns_per_block;
-            int64_t *end = &self->ends[run.record * self->num_groups + run.group];
+    for (Py_ssize_t i = 0; i < self->num_pieces; i++) {
+        Piece piece = self->pieces[i];
+        if (i >= self->first_piece[piece.record]) {
+            int64_t n = self->groups[piece.group].columns_per_block;
+            int64_t *end = &self->ends[piece.record * self->num_groups + piece.group];
             int32_t *column = packed + *end;
-            *end += run.length * n;
+            *end += piece.length * n;
             if (n == 1) {
-                memcpy(column, ids, (size_t)run.length * sizeof(int32_t));
+                memcpy(column, ids, (size_t)piece.length * sizeof(int32_t));
             }
             else {
-                for (Py_ssize_t k = 0; k < run.length; k++) {
+                for (Py_ssize_t k = 0; k < piece.length; k++) {
                     for (int64_t part = 0; part < n; part++) {
                         *column++ = (int32_t)(ids[k] * n + part);
                     }
                 }
             }
         }
-        ids += run.length;
+        ids += piece.length;
     }
 }
 
-/* Write the packet (fused_slots/packet.py); returns the columns of the longest record. */
+/* Write the packet (packet.py); returns the columns of the longest record. */
 static int64_t
 pack_into(Staging *self, int32_t *packet)
 {
@@ -488,11 +486,11 @@ allocate(Staging *self)
     self->largest_of_call = PyMem_Calloc(num_groups, sizeof(int32_t));
     self->record_of_row = PyMem_Calloc(num_rows, sizeof(int32_t));
     self->row_of_record = PyMem_Calloc(num_rows, sizeof(int32_t));
-    self->first_run = PyMem_Calloc(num_rows, sizeof(Py_ssize_t));
+    self->first_piece = PyMem_Calloc(num_rows, sizeof(Py_ssize_t));
     self->counts = PyMem_Calloc(num_rows * num_groups, sizeof(int64_t));
     self->ends = PyMem_Calloc(num_rows * num_groups, sizeof(int64_t));
     if (self->largest_of_call == NULL || self->record_of_row == NULL || self->row_of_record == NULL
-        || self->first_run == NULL || self->counts == NULL || self->ends == NULL) {
+        || self->first_piece == NULL || self->counts == NULL || self->ends == NULL) {
         PyErr_NoMemory();
         return -1;
     }
@@ -553,10 +551,10 @@ staging_dealloc(PyObject *object)
     PyMem_Free(self->largest_of_call);
     PyMem_Free(self->record_of_row);
     PyMem_Free(self->row_of_record);
-    PyMem_Free(self->first_run);
+    PyMem_Free(self->first_piece);
     PyMem_Free(self->counts);
     PyMem_Free(self->ends);
-    PyMem_Free(self->runs);
+    PyMem_Free(self->pieces);
     PyMem_Free(self->ids);
     Py_XDECREF(self->plain);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
@@ -589,7 +587,7 @@ static PyType_Slot staging_slots[] = {
 };
 
 static PyType_Spec staging_spec = {
-    .name = "fused_slots._staging.Staging",
+    .name = "fused_slots.host._staging.Staging",
     .basicsize = sizeof(Staging),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = staging_slots,
@@ -614,7 +612,7 @@ static PyModuleDef_Slot module_slots[] = {
 
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
-    .m_name = "fused_slots._staging",
+    .m_name = "fused_slots.host._staging",
     .m_slots = module_slots,
 };
 

@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fused_slots import env
-from fused_slots.block_ids import plain_request
 from fused_slots.faults import INT32_MAX, BackendUnavailableError
+from fused_slots.host.block_ids import plain_request
+from fused_slots.host.packet import unpack_writes
+from fused_slots.host.python_staging import PythonStaging
+from fused_slots.host.staging import StagedWrites, Staging
 from fused_slots.layout import TableLayout
-from fused_slots.packet import unpack_writes
-from fused_slots.staging import StagedWrites, Staging
-from fused_slots.staging_python import PythonStaging
 
 try:
-    from fused_slots._staging import Staging as NativeStaging
+    from fused_slots.host._staging import Staging as NativeStaging
 except ImportError:  # no compiler was there when the package was installed
     NATIVE = False
 else:
@@ -97,7 +97,7 @@ def host_half() -> str:
     if choice == "native" and not NATIVE:
         raise BackendUnavailableError(
             env.HOST.name + "=native",
-            expected="fused_slots._staging, which installation compiles",
+            expected="fused_slots.host._staging, which installation compiles",
             actual="an installation without it",
             hint="Install a C compiler and Python's headers, then reinstall fused-slots; or use "
             f"{env.HOST.name}=auto",

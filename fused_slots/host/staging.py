@@ -1,7 +1,7 @@
 """One step's writes as records: what changed in each row, merged so that no two writes overlap.
 
-However many appends and overwrites a row got since the last step, each group's part of it becomes
-one record: columns from `start` on now hold these ids. Columns before `start` are untouched, so a
+However many appends and overwrites a row got since the last step, it has one record, which says in
+each group: columns from `start` on now hold these ids. Columns before `start` are untouched, so a
 reader can take those from the table and the others from the record while the table is written.
 """
 
@@ -65,7 +65,7 @@ class Staging(Protocol):
         """
 
     def pack(self, packet: Int32Array, /) -> int:
-        """Write the merged writes as fused_slots/packet.py says; they stay staged.
+        """Write the merged writes as fused_slots/host/packet.py says; they stay staged.
 
         Args:
             packet: int32, contiguous, at least `packet_size` long.
@@ -114,57 +114,57 @@ class StagedWrites:
         return _ranges(first.ravel(), self.counts.ravel())
 
 
-def merge_runs(
+def merge_pieces(
     rows: Int64Array,
     filled: Int32Array,
-    runs: Int64Array,
+    pieces: Int64Array,
     block_ids: Int32Array,
     columns_per_block: Sequence[int],
     generations: Int32Array,
 ) -> StagedWrites:
-    """Merge runs, in the order in which they were staged, into one record per row and group.
+    """Merge pieces, in the order in which they were staged, into one record per row and group.
 
     Args:
         rows: int64 [J], the row of each record.
-        filled: int32 [J, G], columns that each row holds with all runs.
-        runs: int64 [C, 3], record, group and number of ids of each run.
-        block_ids: int32, the runs' allocation block ids, run after run.
+        filled: int32 [J, G], columns that each row holds with all pieces.
+        pieces: int64 [C, 3], record, group and number of ids of each piece.
+        block_ids: int32, the pieces' allocation block ids, piece after piece.
         columns_per_block: n of each group.
         generations: int32 [J], how often each row was started anew.
     """
     num_records, num_groups = filled.shape
-    places, lengths = runs[:, 0] * num_groups + runs[:, 1], runs[:, 2]
+    places, lengths = pieces[:, 0] * num_groups + pieces[:, 1], pieces[:, 2]
     n = np.array(columns_per_block, dtype=np.int64)
     in_order = not (places[1:] <= places[:-1]).any()
     if not in_order:
-        # A row was appended to again: its runs become neighbours, in the order of their calls.
+        # A row was appended to again: its pieces become neighbours, in the order of their calls.
         order = np.argsort(places, kind="stable")
         begins = np.cumsum(lengths) - lengths
         block_ids = block_ids[_ranges(begins[order], lengths[order])]
         places, lengths = places[order], lengths[order]
-    per_run = n[places % num_groups] if num_groups else lengths
+    per_piece = n[places % num_groups] if num_groups else lengths
     counts = np.zeros(num_records * num_groups, dtype=np.int64)
     if in_order:
-        counts[places] = lengths * per_run
+        counts[places] = lengths * per_piece
     else:
-        np.add.at(counts, places, lengths * per_run)
+        np.add.at(counts, places, lengths * per_piece)
     return StagedWrites(
         rows=rows,
         filled=filled,
         counts=counts.reshape(num_records, num_groups),
         offsets=(np.cumsum(counts) - counts).reshape(num_records, num_groups),
-        column_ids=_split_blocks(block_ids, lengths, per_run, max(columns_per_block, default=1)),
+        column_ids=_split_blocks(block_ids, lengths, per_piece, max(columns_per_block, default=1)),
         generations=generations,
     )
 
 
 def _split_blocks(
-    block_ids: Int32Array, lengths: Int64Array, per_run: Int64Array, most: int
+    block_ids: Int32Array, lengths: Int64Array, per_piece: Int64Array, most: int
 ) -> Int32Array:
     """Each allocation block k as its n columns k·n ... k·n + n - 1."""
     if most == 1:
         return block_ids
-    n = np.repeat(per_run, lengths)
+    n = np.repeat(per_piece, lengths)
     columns: Int32Array = _ranges(block_ids * n, n).astype(np.int32)
     return columns
 

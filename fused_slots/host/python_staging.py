@@ -1,7 +1,4 @@
-"""The half of fused_slots/rows.py in Python, for installations without the native half.
-
-It does what fused_slots/_staging.c does, with the same results.
-"""
+"""The half of rows.py in Python, for installations without a compiler; it does as _staging.c."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from fused_slots.block_ids import plain_request
+from fused_slots.host.block_ids import plain_request
+from fused_slots.host.packet import pack_writes
+from fused_slots.host.staging import merge_pieces
 from fused_slots.layout import TableLayout
-from fused_slots.packet import pack_writes
-from fused_slots.staging import merge_runs
 
 Int32Array = npt.NDArray[np.int32]
 
 
 class PythonStaging:
-    """Staged writes as runs: ids of one group that one call appended to one row.
+    """Staged writes as pieces, one after another.
 
     Args:
         layout: the manager's sizes.
@@ -71,8 +68,8 @@ class PythonStaging:
         """int32 elements of the packet."""
         fields = self._max_num_reqs + len(self._records) * (2 + 3 * self._num_groups)
         n = self._columns_per_block
-        runs = zip(self._runs[1::3], self._runs[2::3], strict=True)
-        return fields + sum(length * n[g] for g, length in runs)
+        pieces = zip(self._pieces[1::3], self._pieces[2::3], strict=True)
+        return fields + sum(length * n[g] for g, length in pieces)
 
     def stage(
         self,
@@ -81,51 +78,51 @@ class PythonStaging:
         overwrite: bool,
         redirect_to_null_block: bool,
     ) -> None:
-        """See `fused_slots.staging.Staging.stage`."""
+        """See `fused_slots.host.staging.Staging.stage`."""
         redirect = bool(redirect_to_null_block)  # may raise, so before anything changes
-        runs = self._runs_of(req_index, new_block_ids, overwrite)
-        if runs is None:
+        pieces = self._pieces_of(req_index, new_block_ids, overwrite)
+        if pieces is None:
             req_index, new_block_ids, overwrite = self._plain(req_index, new_block_ids, overwrite)
-            runs = self._runs_of(req_index, new_block_ids, overwrite)
-            if runs is None:
+            pieces = self._pieces_of(req_index, new_block_ids, overwrite)
+            if pieces is None:
                 raise RuntimeError("a request in plain form was not accepted")
         if overwrite:
             self._start_anew(req_index)
-        elif not runs:
+        elif not pieces:
             return
         first = req_index * self._num_groups
         lengths, largest_ids = self._flat_lengths, self._largest_ids
         record = self._records.setdefault(req_index, len(self._records))
-        for g, group_ids, end, largest in runs:
+        for g, group_ids, end, largest in pieces:
             if redirect:
                 self._ids.extend([0] * len(group_ids))
             else:
                 self._ids.extend(group_ids)
                 if largest > largest_ids[g]:
                     largest_ids[g] = largest
-            self._runs += (record, g, len(group_ids))
+            self._pieces += (record, g, len(group_ids))
             lengths[first + g] = end
 
     def pack(self, packet: Int32Array) -> int:
-        """See `fused_slots.staging.Staging.pack`."""
+        """See `fused_slots.host.staging.Staging.pack`."""
         rows = np.fromiter(self._records, dtype=np.int64, count=len(self._records))
         filled = self._lengths[rows]
-        runs = np.array(self._runs, dtype=np.int64).reshape(-1, 3)
+        pieces = np.array(self._pieces, dtype=np.int64).reshape(-1, 3)
         ids = np.array(self._ids, dtype=np.int32)
         generations = self._generations[rows]
-        writes = merge_runs(rows, filled, runs, ids, self._columns_per_block, generations)
+        writes = merge_pieces(rows, filled, pieces, ids, self._columns_per_block, generations)
         return pack_writes(writes, self._layout, packet)
 
     def clear(self) -> None:
         """Forget the staged writes."""
         self._records: dict[int, int] = {}
-        self._runs: list[int] = []
+        self._pieces: list[int] = []
         self._ids = array("i")
 
-    def _runs_of(
+    def _pieces_of(
         self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool
     ) -> list[tuple[int, Sequence[int], int, int]] | None:
-        """A call's runs as (group, ids, columns filled behind them, largest id).
+        """A call's pieces as (group, ids, columns filled behind them, largest id).
 
         None: it is not in plain form, or wrong.
         """
@@ -138,7 +135,7 @@ class PythonStaging:
         ):
             return None
         first, lengths = req_index * self._num_groups, self._flat_lengths
-        runs: list[tuple[int, Sequence[int], int, int]] = []
+        pieces: list[tuple[int, Sequence[int], int, int]] = []
         for g, group_ids in enumerate(new_block_ids):
             if type(group_ids) not in _LISTS:
                 return None
@@ -157,20 +154,20 @@ class PythonStaging:
             end = begin + len(group_ids) * self._columns_per_block[g]
             if end > self._widths[g]:
                 return None
-            runs.append((g, group_ids, end, largest))
-        return runs
+            pieces.append((g, group_ids, end, largest))
+        return pieces
 
     def _start_anew(self, req_index: int) -> None:
-        """Empty a row; runs already staged for it are void."""
+        """Empty a row; pieces already staged for it are void."""
         self._lengths[req_index] = 0
         self._generations[req_index] += 1
         record = self._records.get(req_index)
         if record is None:
             return
-        runs = np.array(self._runs, dtype=np.int32).reshape(-1, 3)
-        alive = runs[:, 0] != record
-        ids = np.array(self._ids, dtype=np.int32)[np.repeat(alive, runs[:, 2])]
-        self._runs, self._ids = runs[alive].ravel().tolist(), array("i", ids.tobytes())
+        pieces = np.array(self._pieces, dtype=np.int32).reshape(-1, 3)
+        alive = pieces[:, 0] != record
+        ids = np.array(self._ids, dtype=np.int32)[np.repeat(alive, pieces[:, 2])]
+        self._pieces, self._ids = pieces[alive].ravel().tolist(), array("i", ids.tobytes())
 
 
 _INT = frozenset((int,))

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fused_slots.block_ids import PlainRequest
+from fused_slots.host.block_ids import PlainRequest
 
 class Staging:
     def __new__(

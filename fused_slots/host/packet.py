@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fused_slots.faults import INT32_MAX
+from fused_slots.host.staging import StagedWrites
 from fused_slots.layout import TableLayout
-from fused_slots.staging import StagedWrites
 
 
 def pack_writes(writes: StagedWrites, layout: TableLayout, packet: npt.NDArray[np.int32]) -> int:
