@@ -50,6 +50,10 @@ class CircularBufferSpec(Spec):
         return 1
 
 
+class KpoolTailSpec(SlidingWindowSpec):
+    """A ring of vllm 0.30, which says that its blocks are cacheable and sharded."""
+
+
 class UniformTypeKVCacheSpecs(Spec):
     def __init__(self, *specs: Spec) -> None:
         self.kv_cache_specs = {f"layer.{i}": spec for i, spec in enumerate(specs)}
@@ -105,3 +109,10 @@ def test_layers_of_two_kinds_in_one_group_are_refused() -> None:
     mixed = UniformTypeKVCacheSpecs(FullAttentionSpec(), CircularBufferSpec())
     with pytest.raises(BlockTableError, match="layers of one kind in a group; got paged and ring"):
         groups(mixed)
+
+
+def test_a_ring_is_on_every_rank_and_belongs_to_one_request() -> None:
+    for spec in (CircularBufferSpec(), KpoolTailSpec()):
+        assert spec.dcp_sharded
+        (ring,) = groups(spec)
+        assert (ring.circular, ring.dcp_sharded, ring.prefix_cacheable) == (True, False, False)

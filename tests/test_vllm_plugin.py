@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,18 +22,25 @@ import torch
 
 from fused_slots import BlockTableError
 from fused_slots.cli.diagnosis import MISSING, plugin_state
-from fused_slots.vllm import plugin, signatures
+from fused_slots.vllm import plugin, releases
 from fused_slots.vllm.plugin import find_obstacle, register, status, unregister
-from fused_slots.vllm.signatures import UnsupportedVllmError
+from fused_slots.vllm.releases import CONTRACTS, Contract, UnsupportedVllmError, find_contract
+from fused_slots.vllm.releases.vllm import CONTRACTS as VLLM_CONTRACTS
+from fused_slots.vllm.releases.vllm import VLLM_0_30
 from fused_slots.vllm.v1 import MultiGroupBlockTable
 from fused_slots.vllm.v2 import FusedAscendBlockTables, FusedBlockTables
-
-V2 = "vllm.v1.worker.gpu.block_table"
-V2_READER = "vllm.v1.worker.gpu.model_runner"
-V1 = "vllm.v1.worker.block_table"
-V1_READER = "vllm.v1.worker.gpu_input_batch"
-ASCEND = "vllm_ascend.worker.v2.block_table"
-ASCEND_PATCH = "vllm_ascend.patch.worker.patch_block_table"
+from tests.fake_vllm import (
+    ASCEND,
+    ASCEND_PATCH,
+    FILES,
+    V1,
+    V1_READER,
+    V2,
+    V2_READER,
+    ascend_files,
+    package_files,
+    write_package,
+)
 
 SIZES = {
     "block_sizes": [4],
@@ -43,77 +51,12 @@ SIZES = {
 }
 
 
-def methods(table: Any) -> str:
-    """A class body with these methods, which record how they were called."""
-    return "\n".join(
-        f"    def {name}(self, {', '.join(f'{a}=None' for a in arguments)}): self.called = {name!r}"
-        for name, arguments in table.items()
-    )
-
-
-FILES = {
-    "vllm/__init__.py": '__version__ = "0.33.0"',
-    "vllm/v1/kv_cache_interface.py": """
-class KVCacheSpec:
-    @property
-    def uses_slot_mapping(self): return True
-class MambaSpec(KVCacheSpec): pass
-""",
-    "vllm/v1/worker/gpu/block_table.py": f"class BlockTables:\n{methods(signatures.BLOCK_TABLES)}",
-    "vllm/v1/worker/block_table.py": "class MultiGroupBlockTable:\n"
-    + methods(signatures.MULTI_GROUP_BLOCK_TABLE),
-    "vllm/v1/worker/gpu_input_batch.py": f"from {V1} import MultiGroupBlockTable",
-    "vllm/v1/worker/gpu/model_runner.py": f"""
-from {V2} import BlockTables
-class GPUModelRunner:
-    pcp_manager = None
-    def execute_model(
-        self, scheduler_output, intermediate_tensors=None, dummy_run=False,
-        skip_attn_for_dummy_run=False, is_profile=False, context_len=0,
-        valid_dummy_state_slots=False, randomize_inputs=False):
-        self.block_tables.apply_staged_writes()
-        return self.prepare_attn(scheduler_output) if scheduler_output else None
-    def prepare_attn(self, input_batch):
-        tables = self.block_tables.gather_block_tables(input_batch.idx_mapping, 1)
-        slots = self.block_tables.compute_slot_mappings(
-            input_batch.idx_mapping, input_batch.query_start_loc, input_batch.positions, 1)
-        return tables, slots
-""",
-}
-
-ASCEND_FILES = {
-    "vllm_ascend/worker/v2/block_table.py": f"""
-from {V2} import BlockTables
-class AscendBlockTables(BlockTables):
-    def __init__(self, block_sizes, max_num_reqs, max_num_batched_tokens, max_num_blocks_per_group,
-                 device, kernel_block_sizes=None, cp_size=1, cp_rank=0, cp_interleave=1,
-                 slot_mapping_enabled=None):
-        super().__init__(block_sizes, max_num_reqs, max_num_batched_tokens,
-                         max_num_blocks_per_group, device)
-""",
-    "vllm_ascend/patch/worker/patch_block_table.py": f"""
-from vllm.v1.worker.gpu import model_runner
-from {ASCEND} import AscendBlockTables
-model_runner.BlockTables = AscendBlockTables
-""",
-}
-
-
-def write_package(folder: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for parent in path.relative_to(folder).parents[:-1]:
-            (folder / parent / "__init__.py").touch()
-        path.write_text(text)
-
-
 @pytest.fixture
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder on the path with the package that poses as vllm; nothing of it is loaded yet."""
     write_package(tmp_path, FILES)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(plugin, "installed_version", lambda: "0.33.0")
+    monkeypatch.setattr(plugin, "installed_versions", lambda: {"vllm": "0.33.0"})
     monkeypatch.setattr(plugin, "_status", plugin._status)
     forget()
     yield tmp_path
@@ -126,9 +69,14 @@ def forget() -> None:
         del sys.modules[name]
 
 
+ASCEND_FILES = ascend_files(VLLM_0_30.tables[0].methods)
+
+
 @pytest.fixture
-def ascend(vllm: Path) -> Path:
-    write_package(vllm, ASCEND_FILES)
+def ascend(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_package(vllm, package_files(VLLM_0_30) | ASCEND_FILES)
+    versions = {"vllm": "0.30.0", "vllm-ascend": "0.30.0rc2"}
+    monkeypatch.setattr(plugin, "installed_versions", lambda: versions)
     return vllm
 
 
@@ -249,7 +197,8 @@ def test_one_line_per_outcome(vllm: Path, caplog: pytest.LogCaptureFixture) -> N
     (record,) = caplog.records
     assert record.name.startswith("vllm.")
     assert record.levelname == "INFO"
-    assert "active: in the place of vllm.v1.worker.gpu.block_table" in record.message
+    assert "active: vllm 0.33, v1 or v2 runner (by default v2 for" in record.message
+    assert "in the place of vllm.v1.worker.gpu.block_table.BlockTables and " in record.message
 
 
 WRONG = {
@@ -271,13 +220,13 @@ WRONG = {
     },
     "a v1 constructor with kernel_block_sizes": {
         "vllm/v1/worker/block_table.py": FILES["vllm/v1/worker/block_table.py"].replace(
-            "block_sizes=None", "block_sizes=None, kernel_block_sizes=None"
+            " block_sizes=None", " block_sizes=None, kernel_block_sizes=None"
         )
     },
     "a broken vllm": {"vllm/v1/worker/gpu/block_table.py": "import no_such_module"},
 }
 SAYS = {
-    "another version": r"version 0\.33\.0; got 0\.34\.0",
+    "another version": r"__version__: expected 0\.33\.0, .* got 0\.34\.0",
     "an older constructor": r"BlockTables.__init__: expected .*_per_group.* got .*max_model_len",
     "a method less": "get_dummy_slot_mappings: .* got no such method",
     "an argument more": "gather_block_tables: .* got .*layout",
@@ -315,16 +264,59 @@ def test_strict_insists(vllm: Path, what: str, monkeypatch: pytest.MonkeyPatch) 
     assert import_module(V2).BlockTables.__module__ == V2
 
 
-def test_another_distribution_than_the_module_says_is_refused(
-    vllm: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        ({"vllm": "0.34.0"}, "vllm: expected one of the releases vllm 0.33.0; .*got vllm 0.34.0"),
+        ({"vllm": "0.33.1"}, "got vllm 0.33.1. fused_slots replaces nothing in a release that"),
+        ({"vllm": "0.20.2"}, "0.22.0, 0.22.1, 0.23.0, 0.24.0, 0.25.0, 0.25.1; got vllm 0.20.2"),
+        ({"vllm": ""}, "got vllm of no version"),
+        ({}, "got none installed"),
+        ({"vllm": "0.33.0", "vllm-ascend": "0.30.0rc2"}, "ascend: .*got vllm 0.33.0 with vllm-a"),
+        ({"vllm": "0.30.0", "vllm-ascend": "0.31.0"}, "with vllm-ascend 0.30.0rc2.*ascend 0.31.0"),
+    ],
+)
+def test_a_release_that_nobody_read_is_refused_by_name(
+    versions: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugin, "installed_version", lambda: "0.32.1")
-    assert "got 0.32.1" in find_obstacle()
+    monkeypatch.setattr(plugin, "installed_versions", lambda: versions)
+    assert re.search(says, find_obstacle())
+    register()
+    assert (status().active, status().contract) == (False, "")
+
+
+@pytest.mark.parametrize(
+    ("contract", "version"), [(c, v) for c in VLLM_CONTRACTS for v in c.releases["vllm"]]
+)
+def test_each_release_that_was_read_gets_its_contract(
+    vllm: Path, contract: Contract, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "installed_versions", lambda: {"vllm": version})
+    write_package(vllm, package_files(contract))
+    write_package(vllm, {"vllm/__init__.py": f"__version__ = {version!r}"})
+    register()
+    assert (status().active, status().contract) == (True, contract.name)
+    assert run_step(import_module(V2_READER).GPUModelRunner)[0] == 1
+    unregister()
+    # The same version with another release's signatures, as a fork may have.
+    forget()
+    other = next(c for c in VLLM_CONTRACTS if c.tables[0].methods != contract.tables[0].methods)
+    write_package(vllm, {k: v for k, v in package_files(other).items() if "block_table" in k})
+    register()
+    assert not status().active
+    assert f"as in {contract.name}; got" in status().reason
+
+
+def test_no_two_contracts_have_a_release_in_common() -> None:
+    for contract in CONTRACTS:
+        for version in contract.releases["vllm"]:
+            rest = {name: versions[0] for name, versions in contract.releases.items()}
+            assert find_contract(rest | {"vllm": version}) is contract
 
 
 def test_a_local_build_of_the_release_fits(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_package(vllm, {"vllm/__init__.py": '__version__ = "0.33.0+cu129"'})
-    monkeypatch.setattr(plugin, "installed_version", lambda: "0.33.0+cpu")
+    monkeypatch.setattr(plugin, "installed_versions", lambda: {"vllm": "0.33.0+cpu"})
     assert find_obstacle() == ""
     register()
     assert status().active
@@ -410,6 +402,138 @@ def test_a_runner_whose_methods_changed_is_refused(
     assert import_module(V2).BlockTables.__module__ == V2
 
 
+def their_wrapper(original: Any) -> Any:
+    """What a plug-in puts around a method without keeping its signature."""
+    return lambda *args, **kwargs: original(*args, **kwargs)
+
+
+def test_a_runner_wrapped_by_somebody_between_two_calls_gets_every_name_back(vllm: Path) -> None:
+    register()
+    runner = import_module(V2_READER)  # takes our class from the name of vLLM's
+    runner.GPUModelRunner.execute_model = their_wrapper(runner.GPUModelRunner.execute_model)
+    assert not status().active
+    assert "execute_model: expected (scheduler_output" in status().reason
+    register()
+    assert not status().active
+    for module, name in ((V2, "BlockTables"), (V1, "MultiGroupBlockTable")):
+        assert getattr(import_module(module), name).__module__ == module
+    assert runner.BlockTables.__module__ == V2
+    assert run_stock(runner.GPUModelRunner) == "compute_slot_mappings"
+
+
+def run_stock(runner_class: Any) -> str:
+    """The last call that a step made of the tables that the runner builds."""
+    runner = runner_class()
+    runner.block_tables = import_module(V2_READER).BlockTables(**SIZES)
+    assert not isinstance(runner.block_tables, FusedBlockTables)
+    runner.execute_model(SimpleNamespace(idx_mapping=0, query_start_loc=0, positions=0))
+    called: str = runner.block_tables.called
+    return called
+
+
+@pytest.mark.parametrize("how", ["unregister", "off"])
+def test_names_imported_from_ours_are_given_back(
+    vllm: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register()
+    runner, batch = import_module(V2_READER), import_module(V1_READER)
+    if how == "off":
+        monkeypatch.setenv("FUSED_SLOTS_VLLM", "off")
+        register()
+    else:
+        unregister()
+    assert runner.BlockTables.__module__ == V2
+    assert batch.MultiGroupBlockTable.__module__ == V1
+    assert run_stock(runner.GPUModelRunner) == "compute_slot_mappings"
+    assert not status().active
+
+
+@pytest.mark.parametrize("name", [V2, V2_READER])
+def test_a_name_that_another_plug_in_has_replaced_is_theirs(vllm: Path, name: str) -> None:
+    module = import_module(name)
+    theirs = type("Theirs", (module.BlockTables,), {"__module__": "other.plug_in"})
+    module.BlockTables = theirs
+    register()
+    assert f"{name}.BlockTables: expected the engine's own class; got other.plug_in.Theirs" in (
+        status().reason
+    )
+    assert module.BlockTables is theirs
+    assert import_module(V1).MultiGroupBlockTable.__module__ == V1
+
+
+@pytest.mark.parametrize("name", [V2, V2_READER])
+def test_the_status_is_what_vllm_would_build_now(vllm: Path, name: str) -> None:
+    register()
+    module, reader = import_module(name), import_module(V2_READER)
+    assert status().active
+    module.BlockTables = type("Theirs", (), {"__module__": "other.plug_in"})
+    assert (status().active, status().contract) == (False, "vllm 0.33")
+    assert "got other.plug_in.Theirs" in status().reason
+    register()
+    assert not status().active
+    assert import_module(V1).MultiGroupBlockTable.__module__ == V1
+    assert module.BlockTables.__module__ == "other.plug_in"
+    assert reader.BlockTables is not FusedBlockTables
+
+
+def test_a_class_derived_from_ours_counts_as_ours_and_keeps_its_errors(vllm: Path) -> None:
+    register()
+    runner = import_module(V2_READER)
+
+    class Theirs(FusedBlockTables):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            raise RuntimeError("their own mistake")
+
+    runner.BlockTables = Theirs
+    register()
+    assert status().active
+    assert runner.BlockTables is Theirs
+    with pytest.raises(RuntimeError, match="their own mistake"):
+        runner.BlockTables(**SIZES)
+
+
+def test_a_runner_wrapped_around_our_wrapper_is_not_wrapped_again(vllm: Path) -> None:
+    runner = import_module(V2_READER).GPUModelRunner
+    register()
+    ours = runner.prepare_attn
+
+    @wraps(ours)
+    def theirs(self: Any, input_batch: Any) -> Any:
+        return ours(self, input_batch)
+
+    runner.prepare_attn = theirs
+    register()
+    assert status().active
+    assert runner.prepare_attn is theirs
+    assert run_step(runner)[0] == 1
+
+
+def test_arguments_by_position_are_those_of_the_release(
+    vllm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plugin, "installed_versions", lambda: {"vllm": "0.30.0"})
+    write_package(vllm, package_files(VLLM_0_30))
+    register()
+    build = import_module(V2).BlockTables
+    arguments = [4], 2, 8, [4], torch.device("cpu"), [2]
+    assert build(*arguments).kernel_block_sizes == [2]
+    assert build(*arguments).blocks_per_kv_block == [2]
+    with pytest.raises(TypeError):  # vLLM's own class's
+        build(*arguments, *range(9))
+    assert "15 arguments, of which 10 have names" in caplog.text
+
+
+def test_the_environment_says_which_runner_runs(
+    vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("1", "0"):
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", value)
+        register()
+        says = f"v{int(value) + 1} runner (VLLM_USE_V2_MODEL_RUNNER={value})"
+        assert f"vllm 0.33, {says}, in the place of" in status().reason
+
+
 @pytest.mark.parametrize("first", ["fused_slots", "vllm_ascend", "vllm_ascend, runner unloaded"])
 def test_vllm_ascends_runner_gets_ours_whoever_registers_first(ascend: Path, first: str) -> None:
     if first == "vllm_ascend":
@@ -434,7 +558,7 @@ def test_a_vllm_ascend_with_another_constructor_is_left_alone(ascend: Path) -> N
     text = ASCEND_FILES[name].replace("kernel_block_sizes=None", "block_table_pad=None")
     write_package(ascend, {name: text})
     register()
-    assert "AscendBlockTables: expected" in status().reason
+    assert "AscendBlockTables.__init__: expected" in status().reason
     assert "block_table_pad" in status().reason
     assert import_module(ASCEND).AscendBlockTables.__module__ == ASCEND
     assert import_module(V2).BlockTables.__module__ == V2
@@ -478,16 +602,17 @@ def test_without_vllm_it_says_so_and_raises_only_when_strict() -> None:
     assert output[-1] in ("ModuleNotFoundError", "ImportError", "UnsupportedVllmError")
 
 
-def test_the_installed_version_is_read_from_the_distribution(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(signatures.metadata, "version", lambda name: f"{name} 1.2.3")
-    assert signatures.installed_version() == "vllm 1.2.3"
+def test_versions_are_read_from_the_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(releases.metadata, "version", lambda name: f"{name} 1.2.3")
+    assert releases.installed_versions() == {
+        "vllm": "vllm 1.2.3",
+        "vllm-ascend": "vllm-ascend 1.2.3",
+    }
 
     def missing(name: str) -> str:
-        raise signatures.metadata.PackageNotFoundError(name)
+        raise releases.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(signatures.metadata, "version", missing)
-    assert signatures.installed_version() == ""
-    with pytest.raises(UnsupportedVllmError, match="got no version"):
-        signatures.check_version("")
+    monkeypatch.setattr(releases.metadata, "version", missing)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, "vllm_ascend", SimpleNamespace())
+    assert releases.installed_versions() == {"vllm-ascend": ""}

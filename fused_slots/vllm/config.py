@@ -6,30 +6,11 @@ from typing import Any
 
 from fused_slots.faults import ConfigurationError
 from fused_slots.groups import KVCacheGroup, SlotMappingMode, get_block_table_width
+from fused_slots.vllm.releases import CONTRACTS
+from fused_slots.vllm.releases.vllm import RING, STATE, WRAPPER
 
-PAGED = "paged"
-STATE = "state"
-RING = "ring"
-WRAPPER = "wrapper"
-
-SPEC_KINDS = {
-    "FullAttentionSpec": PAGED,
-    "MLAAttentionSpec": PAGED,
-    "HiddenStateCacheSpec": PAGED,
-    "RSWASpec": PAGED,
-    "SinkFullAttentionSpec": PAGED,
-    "ChunkedLocalAttentionSpec": PAGED,
-    "SlidingWindowSpec": PAGED,
-    "SlidingWindowMLASpec": PAGED,
-    "CrossAttentionSpec": PAGED,
-    "EncoderOnlyAttentionSpec": PAGED,
-    "HiSparseResidentSpec": PAGED,
-    "HiSparseHotSpec": STATE,
-    "MambaSpec": STATE,
-    "CircularBufferSpec": RING,
-    "UniformTypeKVCacheSpecs": WRAPPER,
-}
-"""What the table of each spec of vllm 0.33.0 holds: token blocks, entries without slots, a ring."""
+SPEC_KINDS = {name: kind for contract in CONTRACTS for name, kind in contract.spec_kinds.items()}
+"""What the table of each spec class of the known releases holds."""
 
 
 def groups_from_kv_cache_config(kv_cache_config: Any, vllm_config: Any) -> tuple[KVCacheGroup, ...]:
@@ -78,10 +59,11 @@ def _group(g: int, spec: Any, vllm_config: Any, max_len: int) -> KVCacheGroup:
             SlotMappingMode.NONE if kind == STATE else SlotMappingMode.TOKEN_TO_KV_SLOT
         ),
         circular=kind == RING,
-        dcp_sharded=spec.dcp_sharded,
-        prefix_cacheable=spec.prefix_cacheable,
+        # A ring is on every rank, and belongs to one request, whatever its spec says.
+        dcp_sharded=spec.dcp_sharded and kind != RING,
+        prefix_cacheable=spec.prefix_cacheable and kind != RING,
         # Only sliding windows have the attribute.
-        sliding_window_reach=getattr(layer_spec, "num_retained_tokens", 0),
+        sliding_window_reach=0 if kind == RING else getattr(layer_spec, "num_retained_tokens", 0),
         name=type(layer_spec).__name__,
     )
 

@@ -1,8 +1,8 @@
-"""What happens when vLLM constructs a class of ours and it cannot be built.
+"""What happens when the engine constructs a class of ours and it cannot be built.
 
-The plugin has replaced a name in vLLM, so vLLM's own class would never be built. In mode `auto` it
-is built after all, with one warning, whether we refuse the configuration, have no backend for the
-device, or a kernel does not compile; in mode `strict` the error reaches the user.
+The plugin has replaced a name in the engine, so its own class would never be built. In mode `auto`
+it is built after all, with one warning, whether we refuse the configuration, have no backend for
+the device, or a kernel does not compile; in mode `strict` the error reaches the user.
 """
 
 from __future__ import annotations
@@ -20,21 +20,30 @@ logger = logging.getLogger("vllm.plugins.fused_slots")
 class FallsBack(type):
     """Metaclass: calling the class may give an instance of `stock`, the class it stands in for.
 
-    `stock` is None unless the plugin has put the class in another's place; errors then pass.
+    `stock` is None unless the plugin has put the class in another's place; errors then pass, as
+    they do from classes derived from it. `arguments` names the stock class's, in their order: ours
+    is given them by name.
     """
 
     stock: type | None = None
+    arguments: tuple[str, ...] = ()
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        try:
+        stock = vars(cls).get("stock")
+        if stock is None:
             return super().__call__(*args, **kwargs)
+        try:
+            if len(args) > len(cls.arguments):
+                raise TypeError(f"{len(args)} arguments, of which {len(cls.arguments)} have names")
+            named = dict(zip(cls.arguments, args, strict=False))
+            return super().__call__(**named, **kwargs)
         except Exception as error:
-            if cls.stock is None or env.VLLM.read() == "strict":
+            if env.VLLM.read() == "strict":
                 raise
             logger.warning(
                 "fused_slots stands back for %s: %s",
-                cls.stock.__qualname__,
+                stock.__qualname__,
                 error,
                 exc_info=not isinstance(error, BlockTableError),
             )
-            return cls.stock(*args, **kwargs)
+            return stock(*args, **kwargs)

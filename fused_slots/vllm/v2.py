@@ -12,9 +12,9 @@ from fused_slots.vllm.fallback import FallsBack
 
 
 class FusedBlockTables(DeferringBlockTables, metaclass=FallsBack):
-    """The manager as vLLM 0.33.0's v2 runner builds it; vLLM's arguments come first, in its order.
+    """The manager as vLLM's v2 runner builds it; the arguments of 0.33.0 come first, in its order.
 
-    The pool size stays unknown, as vLLM does not pass it. Kernels are compiled at construction,
+    The plugin passes those of every release by name. Kernels are compiled at construction,
     unless FUSED_SLOTS_WARMUP=0, because vLLM does not call `warmup`.
 
     Raises:
@@ -28,13 +28,25 @@ class FusedBlockTables(DeferringBlockTables, metaclass=FallsBack):
         if env.WARMUP.read() == "1":
             self.warmup()
         if type(self).stock is not None:
-            from fused_slots.vllm.one_launch import wrap_model_runner
+            from fused_slots.vllm.one_launch import wrap_loaded_runners
 
-            wrap_model_runner()
+            wrap_loaded_runners()
+
+    # What vLLM 0.26 to 0.31 reads of its own class.
+
+    @property
+    def kernel_block_sizes(self) -> list[int]:
+        """Tokens per table column of every group."""
+        return [group.block_size // group.columns_per_block for group in self.layout.groups]
+
+    @property
+    def blocks_per_kv_block(self) -> list[int]:
+        """Columns per allocation block of every group."""
+        return [group.columns_per_block for group in self.layout.groups]
 
 
 class FusedAscendBlockTables(FusedBlockTables):
-    """The same for vllm-ascend's runner: kernel_block_sizes follows device, slots are int32."""
+    """The same for vllm-ascend's v2 runner: kernel_block_sizes follows device, slots are int32."""
 
     def __init__(
         self,

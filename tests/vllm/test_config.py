@@ -13,9 +13,11 @@ import vllm.v1.worker.gpu.model_runner as model_runner
 from vllm.v1 import kv_cache_interface as interface
 
 from fused_slots import AscendBlockTables, BlockTableError, KVCacheGroup, SlotMappingMode
-from fused_slots.vllm.config import SPEC_KINDS, groups_from_kv_cache_config
+from fused_slots.vllm.config import groups_from_kv_cache_config
+from fused_slots.vllm.releases import find_contract, installed_versions
 
 NONE, PAGED = SlotMappingMode.NONE, SlotMappingMode.TOKEN_TO_KV_SLOT
+SPEC_KINDS = find_contract(installed_versions()).spec_kinds
 ABSTRACT = {"KVCacheSpec", "AttentionSpec"}
 ATTENTION: dict[str, Any] = {"num_kv_heads": 2, "head_size": 8, "dtype": torch.bfloat16}
 
@@ -133,7 +135,8 @@ def test_sizes_are_those_that_the_v2_runner_passes(name: str) -> None:
     passed = keywords_of_the_runner(config, settings)
     assert [group.block_size for group in groups] == passed["block_sizes"]
     assert [group.row_width for group in groups] == passed["max_num_blocks_per_group"]
-    assert [group.dcp_sharded for group in groups] == passed["dcp_sharded"]
+    for group, sharded in zip(groups, passed["dcp_sharded"], strict=True):
+        assert group.dcp_sharded == (sharded and not group.circular)
     assert [group.sliding_window_reach for group in groups] == passed["sliding_window_reach"]
     for group, enabled in zip(groups, passed["slot_mapping_enabled"], strict=True):
         if group.name != "MambaSpec":  # mapped by the v2 runner, but nobody reads the slots
@@ -153,7 +156,8 @@ def test_mode_ring_and_cacheability(name: str) -> None:
     assert group.slot_mapping_mode is (NONE if state else PAGED)
     assert group.circular is (name == "CircularBufferSpec")
     assert group.prefix_cacheable is spec.prefix_cacheable
-    assert group.dcp_sharded is spec.dcp_sharded
+    # vLLM's ring says that it is sharded, but each rank holds it.
+    assert group.dcp_sharded is (spec.dcp_sharded and not group.circular)
     assert group.name == ("FullAttentionSpec" if name.startswith("Uniform") else name)
 
 

@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.pcp_manager import PCPManager
 
 import fused_slots
-from fused_slots.vllm import signatures
+from fused_slots.vllm.releases import check_methods, find_contract, installed_versions
 from fused_slots.vllm.v1 import MultiGroupBlockTable
 from fused_slots.vllm.v2 import FusedBlockTables
 
@@ -121,11 +121,13 @@ def test_every_attribute_of_a_v1_table_that_vllm_reads_is_there() -> None:
 
 
 def test_our_signatures_are_those_of_the_installed_vllm() -> None:
-    signatures.check_version(vllm.__version__, signatures.installed_version())
-    signatures.check_methods(BlockTables, signatures.BLOCK_TABLES)
-    signatures.check_methods(v1_module.MultiGroupBlockTable, signatures.MULTI_GROUP_BLOCK_TABLE)
-    assert set(signatures.BLOCK_TABLES) == public_methods(BlockTables)
-    known = set(signatures.MULTI_GROUP_BLOCK_TABLE) | {"__getitem__"}
+    contract = find_contract(installed_versions())
+    assert contract.name == "vllm 0.33"
+    v2, v1 = (tables.methods for tables in contract.tables)
+    check_methods(BlockTables, v2, contract.name)
+    check_methods(v1_module.MultiGroupBlockTable, v1, contract.name)
+    assert set(v2) == public_methods(BlockTables)
+    known = set(v1) | {"__getitem__"}
     assert known == public_methods(v1_module.MultiGroupBlockTable)
 
 

@@ -1,19 +1,25 @@
 """What one release line of an engine looks like from outside: data that the plugin compares with.
 
 A contract is taken only where the version is one that was read and every signature is the one
-noted: a release of the same version with other arguments, as a fork has, fits none.
+noted: a build of the same version with other arguments, as a fork has, fits none.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from fused_slots.faults import BlockTableError
+
 Methods = Mapping[str, tuple[str, ...]]
 """Methods of a class and the names of their arguments, in order, without self."""
+
+
+class UnsupportedVllmError(BlockTableError):
+    """The vLLM, or the vllm-ascend, that is installed has another interface than the known ones."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +29,12 @@ class Tables:
     Attributes:
         runner: "v1" or "v2", the model runner that builds it.
         module: where it is defined.
-        name: its name there, and in every module that imports it.
+        name: its name there.
         methods: those that the runner calls, `__init__` among them.
         read_outside: attributes and methods that other modules of the engine read of the tables;
             of a multi-group table's groups too.
         stand_in: "module:class"; it takes the constructor's arguments by their names in `methods`.
-        bound_to: "module.name" of further names that the engine itself binds to the class.
+        builders: "module.name", the names under which the engine builds it.
     """
 
     runner: str
@@ -37,7 +43,7 @@ class Tables:
     methods: Methods
     read_outside: frozenset[str]
     stand_in: str
-    bound_to: tuple[str, ...] = ()
+    builders: tuple[str, ...]
 
     @property
     def path(self) -> str:
@@ -63,12 +69,12 @@ class Contract:
     """One release line.
 
     Attributes:
-        name: how it is called in logs, such as "vllm 0.26 to 0.27".
+        name: how it is called in logs, such as "vllm 0.26 and 0.27".
         releases: the exact versions read, by distribution; all of them must be installed.
         tables: what is replaced.
         runners: what is wrapped.
         spec_kinds: what the table of each KV cache spec class holds (`fused_slots.vllm.config`).
-        default_runner: a sentence: which runner the engine takes by itself.
+        default_runner: which runner the engine takes where nobody says.
     """
 
     name: str
@@ -78,32 +84,34 @@ class Contract:
     spec_kinds: Mapping[str, str] = field(default_factory=dict)
     default_runner: str = ""
 
-    def fits_versions(self, installed: Mapping[str, str]) -> bool:
-        """Whether these versions, by distribution, are among those read."""
-        return all(
-            installed.get(distribution, "").split("+")[0] in versions
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The top-level modules of its distributions."""
+        return tuple(distribution.replace("-", "_") for distribution in self.releases)
+
+    def fits(self, installed: Mapping[str, str]) -> bool:
+        """Whether exactly these versions, by distribution, were read; no local suffix counts."""
+        return installed.keys() == self.releases.keys() and all(
+            installed[distribution].split("+")[0] in versions
             for distribution, versions in self.releases.items()
         )
 
-    def mismatches(self) -> Iterator[str]:
-        """Each method of the tables that is another than noted, in a sentence.
 
-        Imports the tables' modules. The runners' are left to the engine, which imports them late.
-        """
-        for tables in self.tables:
-            owner = getattr(import_module(tables.module), tables.name, None)
-            yield from method_mismatches(owner, tables.methods)
+def check_methods(owner: Any, methods: Methods, contract: str) -> None:
+    """Check that a class has these methods with exactly these arguments, in this order.
 
-
-def method_mismatches(owner: Any, methods: Methods) -> Iterator[str]:
-    """Each method of a class whose arguments are others than these, in a sentence."""
+    Raises:
+        UnsupportedVllmError: names the method, its arguments and those expected.
+    """
     for name, expected in methods.items():
         method = getattr(owner, name, None)
         actual = parameters(method) if callable(method) else None
         if actual != expected:
-            where = f"{getattr(owner, '__module__', '?')}.{getattr(owner, '__qualname__', owner)}"
-            got = "no such method" if actual is None else f"({', '.join(actual)})"
-            yield f"{where}.{name}: expected ({', '.join(expected)}); got {got}"
+            raise UnsupportedVllmError(
+                f"{owner.__module__}.{owner.__qualname__}.{name}",
+                expected=f"({', '.join(expected)}), as in {contract}",
+                actual="no such method" if actual is None else f"({', '.join(actual)})",
+            )
 
 
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -11,9 +11,13 @@ from collections.abc import Mapping
 from fused_slots.vllm.releases.contract import Contract, Methods, Runner, Tables
 
 PAGED = "paged"
+"""The table of such a spec's group holds blocks of tokens."""
 STATE = "state"
+"""Entries without slots."""
 RING = "ring"
+"""One block, which tokens overwrite in a circle."""
 WRAPPER = "wrapper"
+"""What the specs of the group's layers hold, which are of one kind."""
 
 _SPECS_0_22: Mapping[str, str] = {
     "FullAttentionSpec": PAGED,
@@ -146,6 +150,7 @@ def _v2(methods: Methods, read_outside: frozenset[str]) -> Tables:
         methods=methods,
         read_outside=read_outside,
         stand_in="fused_slots.vllm.v2:FusedBlockTables",
+        builders=("vllm.v1.worker.gpu.model_runner.BlockTables",),
     )
 
 
@@ -157,79 +162,83 @@ def _v1(methods: Methods, read_outside: frozenset[str]) -> Tables:
         methods=methods,
         read_outside=read_outside,
         stand_in="fused_slots.vllm.v1:MultiGroupBlockTable",
+        builders=("vllm.v1.worker.gpu_input_batch.MultiGroupBlockTable",),
     )
 
 
 def _runner(execute_model: tuple[str, ...]) -> tuple[Runner, ...]:
-    methods = {"prepare_attn": ("input_batch",), "execute_model": execute_model}
+    methods = {"execute_model": execute_model, "prepare_attn": ("input_batch",)}
     return (Runner("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", methods),)
 
 
 _NEARLY_ALL = "v2 for every model whose features it supports"
 
+VLLM_0_33 = Contract(
+    name="vllm 0.33",
+    releases={"vllm": ("0.33.0",)},
+    tables=(_v2(_V2_0_33, _V2_READ_0_32), _v1(_V1_0_32, _V1_READ_0_32)),
+    runners=_runner(_EXECUTE_0_31),
+    spec_kinds=_SPECS_0_32,
+    default_runner=_NEARLY_ALL,
+)
+VLLM_0_32 = Contract(
+    name="vllm 0.32",
+    releases={"vllm": ("0.32.0",)},
+    tables=(_v2(_V2_0_32, _V2_READ_0_32), _v1(_V1_0_32, _V1_READ_0_32)),
+    runners=_runner(_EXECUTE_0_31),
+    spec_kinds=_SPECS_0_32,
+    default_runner=_NEARLY_ALL,
+)
+VLLM_0_31 = Contract(
+    name="vllm 0.31",
+    releases={"vllm": ("0.31.0",)},
+    tables=(_v2(_V2_0_31, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
+    runners=_runner(_EXECUTE_0_31),
+    spec_kinds=_SPECS_0_30,
+    default_runner=_NEARLY_ALL,
+)
+VLLM_0_30 = Contract(
+    name="vllm 0.30",
+    releases={"vllm": ("0.30.0",)},
+    tables=(_v2(_V2_0_29, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
+    runners=_runner(_EXECUTE_0_30),
+    spec_kinds=_SPECS_0_30,
+    default_runner=_NEARLY_ALL,
+)
+VLLM_0_29 = Contract(
+    name="vllm 0.29",
+    releases={"vllm": ("0.29.0",)},
+    tables=(_v2(_V2_0_29, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
+    runners=_runner(_EXECUTE_0_28),
+    spec_kinds=_SPECS_0_29,
+    default_runner=_NEARLY_ALL,
+)
+VLLM_0_28 = Contract(
+    name="vllm 0.28",
+    releases={"vllm": ("0.28.0",)},
+    tables=(_v2(_V2, _V2_READ_0_26), _v1(_V1_0_26, _V1_READ_0_28)),
+    runners=_runner(_EXECUTE_0_28),
+    spec_kinds=_SPECS_0_28,
+    default_runner="v2 for dense models and some named MoE and hybrid ones, v1 for others",
+)
+VLLM_0_26 = Contract(
+    name="vllm 0.26 and 0.27",
+    releases={"vllm": ("0.26.0", "0.27.0", "0.27.1")},
+    tables=(_v2(_V2, _V2_READ_0_26), _v1(_V1_0_26, _V1_READ_0_26)),
+    runners=_runner(_EXECUTE),
+    spec_kinds=_SPECS_0_25,
+    default_runner="v2 for dense models and some named MoE and hybrid ones, v1 for others",
+)
+VLLM_0_22 = Contract(
+    name="vllm 0.22 to 0.25",
+    releases={"vllm": ("0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.25.1")},
+    tables=(_v2(_V2_0_22, _V2_READ_0_22), _v1(_V1_0_22, _V1_READ)),
+    runners=_runner(_EXECUTE),
+    spec_kinds=_SPECS_0_25,
+    default_runner="v1, but for a few architectures; from 0.25 on v2 for dense models",
+)
+
 CONTRACTS = (
-    Contract(
-        name="vllm 0.33",
-        releases={"vllm": ("0.33.0",)},
-        tables=(_v2(_V2_0_33, _V2_READ_0_32), _v1(_V1_0_32, _V1_READ_0_32)),
-        runners=_runner(_EXECUTE_0_31),
-        spec_kinds=_SPECS_0_32,
-        default_runner=_NEARLY_ALL,
-    ),
-    Contract(
-        name="vllm 0.32",
-        releases={"vllm": ("0.32.0",)},
-        tables=(_v2(_V2_0_32, _V2_READ_0_32), _v1(_V1_0_32, _V1_READ_0_32)),
-        runners=_runner(_EXECUTE_0_31),
-        spec_kinds=_SPECS_0_32,
-        default_runner=_NEARLY_ALL,
-    ),
-    Contract(
-        name="vllm 0.31",
-        releases={"vllm": ("0.31.0",)},
-        tables=(_v2(_V2_0_31, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
-        runners=_runner(_EXECUTE_0_31),
-        spec_kinds=_SPECS_0_30,
-        default_runner=_NEARLY_ALL,
-    ),
-    Contract(
-        name="vllm 0.30",
-        releases={"vllm": ("0.30.0",)},
-        tables=(_v2(_V2_0_29, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
-        runners=_runner(_EXECUTE_0_30),
-        spec_kinds=_SPECS_0_30,
-        default_runner=_NEARLY_ALL,
-    ),
-    Contract(
-        name="vllm 0.29",
-        releases={"vllm": ("0.29.0",)},
-        tables=(_v2(_V2_0_29, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
-        runners=_runner(_EXECUTE_0_28),
-        spec_kinds=_SPECS_0_29,
-        default_runner=_NEARLY_ALL,
-    ),
-    Contract(
-        name="vllm 0.28",
-        releases={"vllm": ("0.28.0",)},
-        tables=(_v2(_V2, _V2_READ_0_26), _v1(_V1_0_26, _V1_READ_0_28)),
-        runners=_runner(_EXECUTE_0_28),
-        spec_kinds=_SPECS_0_28,
-        default_runner="v2 for dense models and some named MoE and hybrid ones, v1 for others",
-    ),
-    Contract(
-        name="vllm 0.26 and 0.27",
-        releases={"vllm": ("0.26.0", "0.27.0", "0.27.1")},
-        tables=(_v2(_V2, _V2_READ_0_26), _v1(_V1_0_26, _V1_READ_0_26)),
-        runners=_runner(_EXECUTE),
-        spec_kinds=_SPECS_0_25,
-        default_runner="v2 for dense models and some named MoE and hybrid ones, v1 for others",
-    ),
-    Contract(
-        name="vllm 0.22 to 0.25",
-        releases={"vllm": ("0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.25.1")},
-        tables=(_v2(_V2_0_22, _V2_READ_0_22), _v1(_V1_0_22, _V1_READ)),
-        runners=_runner(_EXECUTE),
-        spec_kinds=_SPECS_0_25,
-        default_runner="v1, but for a few architectures; from 0.25 on v2 for dense models",
-    ),
+    *(VLLM_0_33, VLLM_0_32, VLLM_0_31, VLLM_0_30),
+    *(VLLM_0_29, VLLM_0_28, VLLM_0_26, VLLM_0_22),
 )
