@@ -11,6 +11,7 @@ from fused_slots.groups import (
     SlotMappingMode,
     get_block_table_width,
 )
+from fused_slots.request_slots import kernel_block_ids, slots_of
 
 if TYPE_CHECKING:
     from fused_slots.block_tables import AscendBlockTables
@@ -25,6 +26,8 @@ __all__ = [
     "KVCacheGroup",
     "SlotMappingMode",
     "get_block_table_width",
+    "kernel_block_ids",
+    "slots_of",
 ]
 
 

@@ -136,6 +136,8 @@ def test_the_public_names_are_there_and_the_checkout_needs_no_installation() -> 
         "PAD_SLOT_ID",
         "SlotMappingMode",
         "get_block_table_width",
+        "kernel_block_ids",
+        "slots_of",
     ]
 
 
