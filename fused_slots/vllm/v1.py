@@ -1,8 +1,7 @@
 """vLLM's v1 block tables on the same manager: all groups' slots in one launch.
 
-`MultiGroupBlockTable` and `BlockTable` take the constructor arguments of vllm 0.33.0; where other
-releases pass `kernel_block_sizes` (`kernel_block_size`), it is taken by keyword. Importable
-without vllm.
+`MultiGroupBlockTable` takes the constructor arguments of every release that the plugin knows, by
+keyword; positions are those of vllm 0.33. Importable without vllm.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import Any
 import torch
 
 from fused_slots.block_tables import AscendBlockTables
-from fused_slots.groups import ContextParallel, KVCacheGroup, SlotMappingMode
+from fused_slots.faults import ConfigurationError
+from fused_slots.groups import SlotMappingMode, get_block_table_width
 from fused_slots.layout import per_group
 from fused_slots.plan import WarmupReport
 from fused_slots.vllm.fallback import FallsBack
@@ -39,10 +39,14 @@ class MultiGroupBlockTable(metaclass=FallsBack):
         pin_memory: page-lock the host rows.
         device: where slots are computed.
         block_sizes: tokens per allocation block, per group.
-        max_num_blocks: allocation blocks of one row; rows get `get_block_table_width`.
+        max_num_blocks: allocation blocks of one row, which are aligned to 128 tokens; None = as
+            many as hold max_model_len tokens.
         cp_kv_cache_interleave_size: consecutive tokens on one context parallel rank.
         slot_mapping_modes: this package's or vLLM's `SlotMappingMode`s.
         kernel_block_sizes: tokens per table column; None = block_sizes.
+        max_model_len: tokens of one request. Passed by vllm 0.22 to 0.25, whose alignment leaves
+            blocks of more than 128 tokens alone and whose prefill context parallel ranks share
+            each group too.
         circular: True = the row is one block used as a ring.
         prefix_cacheable: False = replayed tokens are written.
         replay_window: tokens for which `replay_start` of `compute_slot_mapping` pads.
@@ -53,6 +57,10 @@ class MultiGroupBlockTable(metaclass=FallsBack):
             mode `auto` vLLM's own class is built instead.
     """
 
+    table_class: type[BlockTable] = BlockTable
+    _storage: Storage
+    block_tables: list[BlockTable]
+
     def __init__(
         self,
         max_num_reqs: int,
@@ -60,11 +68,12 @@ class MultiGroupBlockTable(metaclass=FallsBack):
         pin_memory: bool,
         device: str | torch.device,
         block_sizes: Sequence[int],
-        max_num_blocks: Sequence[int],
+        max_num_blocks: Sequence[int] | None = None,
         cp_kv_cache_interleave_size: int = 1,
         slot_mapping_modes: Sequence[Any] | None = None,
         *,
         kernel_block_sizes: Sequence[int | None] | None = None,
+        max_model_len: int | None = None,
         circular: Sequence[bool] | None = None,
         prefix_cacheable: Sequence[bool] | None = None,
         replay_window: int = 0,
@@ -72,42 +81,48 @@ class MultiGroupBlockTable(metaclass=FallsBack):
     ) -> None:
         count = len(block_sizes)
         modes = slot_mapping_modes or [SlotMappingMode.TOKEN_TO_KV_SLOT] * count
-        columns: dict[str, Sequence[Any]] = {
-            "max_num_blocks": max_num_blocks,
-            "kernel_block_sizes": kernel_block_sizes or [None] * count,
-            "slot_mapping_modes": modes,
-            "circular": circular or [False] * count,
-            "prefix_cacheable": prefix_cacheable or [True] * count,
-        }
-        lists = [per_group(name, values, count) for name, values in columns.items()]
-        dcp_world_size, dcp_rank = parallel_group("dcp")
-        manager = AscendBlockTables.from_groups(
-            [
-                KVCacheGroup(
-                    block_size=block_size,
-                    max_num_blocks=blocks,
-                    kernel_block_size=kernel_size,
-                    slot_mapping_mode=as_slot_mapping_mode(mode),
-                    circular=ring,
-                    prefix_cacheable=cacheable,
-                )
-                for block_size, blocks, kernel_size, mode, ring, cacheable in zip(
-                    block_sizes, *lists, strict=True
-                )
-            ],
+        modes = per_group("slot_mapping_modes", modes, count)
+        ranks, rank = parallel_group("dcp")
+        if max_model_len is not None:
+            pcp_ranks, pcp_rank = parallel_group("pcp")
+            ranks, rank = pcp_ranks * ranks, pcp_rank * ranks + rank
+        if max_num_blocks is None:
+            max_num_blocks = blocks_of_a_request(max_model_len, block_sizes, ranks)
+        max_num_blocks = per_group("max_num_blocks", max_num_blocks, count)
+        rings = per_group("circular", circular or [False] * count, count)
+        aligned = _aligned_blocks if max_model_len is None else _aligned_blocks_0_22
+        manager = AscendBlockTables(
+            block_sizes=block_sizes,
             max_num_reqs=max_num_reqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            max_num_blocks_per_group=[
+                blocks
+                if ring or as_slot_mapping_mode(mode) is SlotMappingMode.NONE
+                else aligned(blocks, size)
+                for blocks, size, mode, ring in zip(
+                    max_num_blocks, block_sizes, modes, rings, strict=True
+                )
+            ],
             device=device,
-            context_parallel=ContextParallel(dcp_world_size, dcp_rank, cp_kv_cache_interleave_size),
+            cp_size=ranks,
+            cp_rank=rank,
+            cp_interleave=cp_kv_cache_interleave_size,
+            kernel_block_sizes=kernel_block_sizes,  # type: ignore[arg-type]
+            slot_mapping_modes=[as_slot_mapping_mode(mode) for mode in modes],
+            circular=circular,
+            prefix_cacheable=prefix_cacheable,
             replay_window=replay_window,
             slot_dtype=slot_dtype,
         )
-        self._storage = Storage(manager, pin_memory)
-        self._all = range(count)
+        self._build(Storage(manager, pin_memory), modes, pin_memory)
+
+    def _build(self, storage: Storage, modes: Sequence[Any], pin_memory: bool) -> None:
+        self._storage = storage
+        self._all = range(len(modes))
         self.block_tables = [
-            BlockTable.of_group(self._storage, g, mode, pin_memory) for g, mode in enumerate(modes)
+            self.table_class.of_group(storage, g, mode, pin_memory) for g, mode in enumerate(modes)
         ]
-        register_warmup(manager)
+        register_warmup(storage.manager)
 
     def append_row(self, block_ids: Sequence[BlockIds], row_idx: int) -> None:
         """Append allocation blocks to a row in every group, for all groups or for none.
@@ -206,9 +221,7 @@ class MultiGroupBlockTable(metaclass=FallsBack):
             replay_start: int32 [>= num_reqs], first replayed position, 0 = none.
             window: positions from there on that are replayed.
         """
-        self._storage.pad_replayed(
-            num_reqs, query_start_loc, positions, replay_start, window, self._all
-        )
+        self._storage.pad_replayed(num_reqs, query_start_loc, positions, replay_start, window)
 
     def commit_block_table(self, num_reqs: int) -> None:
         """Copy the first rows of every group to the device, as `block_table.np` holds them."""
@@ -219,6 +232,14 @@ class MultiGroupBlockTable(metaclass=FallsBack):
         for table in self.block_tables:
             table.clear()
 
+    def restore_device_memory(self) -> None:
+        """Make good every device tensor after its memory came back with arbitrary contents.
+
+        Afterwards all rows are as if just committed, from the host's memory, and all slots PAD.
+        What captured graphs and the runner hold stays valid: no address changes.
+        """
+        self._storage.restore_device_memory()
+
     def warmup(self) -> WarmupReport:
         """Compile every kernel variant, so that no step compiles any."""
         return self._storage.manager.warmup()
@@ -226,3 +247,28 @@ class MultiGroupBlockTable(metaclass=FallsBack):
     def __getitem__(self, idx: int) -> BlockTable:
         """The table of KV cache group `idx`."""
         return self.block_tables[idx]
+
+
+def blocks_of_a_request(
+    max_model_len: int | None, block_sizes: Sequence[int], ranks: int
+) -> list[int]:
+    """Allocation blocks that hold one request on one of its context parallel ranks.
+
+    Raises:
+        ConfigurationError: nobody said how long a request is.
+    """
+    if max_model_len is None:
+        raise ConfigurationError(
+            "max_num_blocks", expected="a list, or max_model_len to count by", actual="None"
+        )
+    return [-(-max_model_len // (size * ranks)) for size in block_sizes]
+
+
+def _aligned_blocks(blocks: int, block_size: int) -> int:
+    return get_block_table_width(blocks, block_size)
+
+
+def _aligned_blocks_0_22(blocks: int, block_size: int) -> int:
+    """As vllm 0.22 to 0.25 rounds up: to as many blocks as 128 tokens have room for."""
+    fitting = max(128 // block_size, 1)
+    return -(-blocks // fitting) * fitting

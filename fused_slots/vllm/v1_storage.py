@@ -19,8 +19,13 @@ from fused_slots.arguments import check_count
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import InvalidArgumentError
 from fused_slots.groups import PAD_SLOT_ID, SlotMappingMode
+from fused_slots.host.block_ids import plain_ids, raise_over_capacity
 
-BlockIds = Sequence[int]
+_INTS = frozenset({int})
+_SHORT_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32)
+INT64_MAX = 2**63 - 1
+
+BlockIds = Sequence[int] | npt.NDArray[Any]
 Indices = Sequence[int] | npt.NDArray[Any] | torch.Tensor
 
 
@@ -37,6 +42,10 @@ class HostDeviceBuffer:
         self.gpu = gpu
         self.np: npt.NDArray[Any] = cpu.numpy()
 
+    def first(self, n: int) -> HostDeviceBuffer:
+        """The first `n` entries of both."""
+        return HostDeviceBuffer(self.cpu[:n], self.gpu[:n])
+
     def copy_to_gpu(self, n: int | None = None) -> torch.Tensor:
         """Copy the first `n` rows to the device, or all of them; returns the device tensor."""
         return self.gpu[:n].copy_(self.cpu[:n], non_blocking=True)
@@ -52,15 +61,22 @@ class Storage:
     Args:
         manager: its tables become the mirror's image; it must be new.
         pin_memory: page-lock the mirror, where the device is not the host itself.
+        snapshot_rows: what a commit sends is copied aside first, for a runner that writes into
+            the rows while an earlier commit is on its way.
     """
 
-    def __init__(self, manager: AscendBlockTables, pin_memory: bool) -> None:
+    def __init__(
+        self, manager: AscendBlockTables, pin_memory: bool, snapshot_rows: bool = False
+    ) -> None:
         self.manager = manager
-        self.lengths = manager.num_blocks.np
         layout, backend = manager.layout, manager._backend
-        on_host = manager.device.type == "cpu"
+        self.lengths = manager._rows.num_columns
+        """Filled columns of each row, int32 [G, max_num_reqs]: the manager's own, to write."""
+        self.on_host = manager.device.type == "cpu"
+        self.pinned = pin_memory and not self.on_host
+        self._snapshot_rows = snapshot_rows and not self.on_host
         mirror = torch.zeros(
-            layout.arena_size, dtype=torch.int32, pin_memory=pin_memory and not on_host
+            layout.arena_size, dtype=torch.int32, device="cpu", pin_memory=self.pinned
         )
         self._mirror, self._arena = mirror, backend.arena
         rows = layout.max_num_reqs
@@ -72,20 +88,40 @@ class Storage:
         ]
         self.slots = [
             HostDeviceBuffer(
-                row if on_host else torch.full_like(row, PAD_SLOT_ID, device="cpu"), row
+                row if self.on_host else torch.full_like(row, PAD_SLOT_ID, device="cpu"), row
             )
             for row in manager.slot_mappings
         ]
-        self._batch_rows = torch.arange(rows, dtype=torch.int32, device=manager.device)
-        self._committed = np.zeros_like(self.lengths)
+        self._batch_rows = torch.empty(rows, dtype=torch.int32, device=manager.device)
+        self._cacheable = torch.empty(
+            (layout.num_groups, 1), dtype=torch.bool, device=manager.device
+        )
+        self._fill_constants()
+        self._committed = np.zeros_like(self.lengths, order="C")
         """The row lengths that the device has."""
         self._parts = [np.arange(group.columns_per_block) for group in layout.groups]
-        self._cacheable = torch.tensor(
-            [[g.maps_slots and g.prefix_cacheable] for g in layout.groups],
-            dtype=torch.bool,
-            device=manager.device,
-        )
         self._scratch: torch.Tensor | None = None
+
+    def _fill_constants(self) -> None:
+        rows = torch.arange(len(self._batch_rows), dtype=torch.int32, device="cpu")
+        self._batch_rows.copy_(rows)
+        groups = self.manager.layout.groups
+        cacheable = [[group.maps_slots and group.prefix_cacheable] for group in groups]
+        self._cacheable.copy_(
+            torch.tensor(cacheable, dtype=torch.bool, device="cpu").view(len(groups), 1)
+        )
+
+    def restore_device_memory(self) -> None:
+        """Make good every device tensor after its memory came back with arbitrary contents.
+
+        The host has all rows and their lengths, so all of them are as after a commit of all rows.
+        """
+        manager = self.manager
+        manager.init_block_table_layout_tensors()
+        self._fill_constants()
+        manager.slot_mappings.fill_(PAD_SLOT_ID)
+        self._committed.fill(-1)
+        self.commit(manager.max_num_reqs, range(len(self.tables)))
 
     @property
     def scratch(self) -> torch.Tensor:
@@ -98,41 +134,65 @@ class Storage:
         """Append blocks to a row in every group, or start it anew; for all groups or for none.
 
         Raises:
-            InvalidArgumentError, BlockIdError, RowCapacityError: as `append_block_ids`.
+            InvalidArgumentError: no such row, or not one list of blocks per group.
+            BlockIdError, RowCapacityError: as `append_block_ids`.
         """
-        before = self._lengths_of(row)
-        # The manager checks and counts; the ids go into the mirror instead of its staged writes.
-        self.manager.append_block_ids(row, block_ids, overwrite)
-        self.manager._rows.clear()
-        for g, ids in enumerate(block_ids):
-            self._fill(g, row, ids, 0 if overwrite else before[g], before[g])
+        groups = range(len(self.tables))
+        row = self._check_row("row_idx", row, groups)
+        is_list = hasattr(block_ids, "__len__") and not isinstance(block_ids, (str, bytes))
+        if not is_list or len(block_ids) != len(self.tables):
+            raise InvalidArgumentError(
+                f"block_ids of row {row}",
+                expected=f"{len(self.tables)} lists, one per KV cache group",
+                actual=str(len(block_ids)) if is_list else type(block_ids).__name__,
+            )
+        self._write(row, groups, block_ids, overwrite)
 
     def write_group_row(self, g: int, row: int, block_ids: BlockIds, overwrite: bool) -> None:
         """The same for one group; the others keep their rows."""
-        before = self._lengths_of(row)[g]
-        lists: list[BlockIds] = [()] * len(self.tables)
-        lists[g] = block_ids
-        if overwrite:
-            self.lengths[g, row] = 0
-        try:
-            self.manager.append_block_ids(row, lists, False)
-        except Exception:
-            self.lengths[g, row] = before
-            raise
-        self.manager._rows.clear()
-        self._fill(g, row, block_ids, 0 if overwrite else before, before)
+        self._write(self._check_row("row_idx", row, (g,)), (g,), (block_ids,), overwrite)
+
+    def _write(
+        self, row: int, groups: Sequence[int], block_ids: Sequence[BlockIds], overwrite: bool
+    ) -> None:
+        """Check all groups' ids, then write all of them."""
+        layout, filled = self.manager.layout, self.lengths[:, row].tolist()
+        checked = []
+        for g, group_ids in zip(groups, block_ids, strict=True):
+            ids = self._check_ids(row, g, group_ids)
+            begin = 0 if overwrite else filled[g]
+            end = begin + len(ids) * len(self._parts[g])
+            if ids and end > layout.widths[g]:
+                raise_over_capacity(layout, row, g, begin, end)
+            checked.append((g, ids, begin, end))
+        for g, ids, begin, end in checked:
+            table = self.tables[g].np[row]
+            if ids:
+                parts = self._parts[g]
+                table[begin:end] = ids if len(parts) == 1 else split_blocks(ids, parts)
+            table[end : filled[g]] = 0
+            self.lengths[g, row] = end
+
+    def _check_ids(self, row: int, g: int, group_ids: BlockIds) -> list[int]:
+        """One group's ids as a list of ints that the group accepts."""
+        layout = self.manager.layout
+        is_plain = type(group_ids) is list and _INTS.issuperset(map(type, group_ids))
+        if is_plain and (
+            not group_ids or (min(group_ids) >= 0 and max(group_ids) <= layout.max_block_ids[g])
+        ):
+            return group_ids  # type: ignore[return-value]
+        return plain_ids(layout, row, g, group_ids)  # type: ignore[arg-type]
 
     def clear_row(self, row: int, groups: Sequence[int]) -> None:
         """Empty a row: no block, and no stale entry that a kernel could take for a state slot."""
-        self._check_row("row_idx", row)
+        row = self._check_row("row_idx", row, groups)
         for g in groups:
             self.tables[g].np[row] = 0
             self.lengths[g, row] = 0
 
     def move_row(self, src: int, tgt: int, groups: Sequence[int]) -> None:
         """Row `tgt` becomes what `src` was; `src` is empty afterwards."""
-        self._check_row("src", src)
-        self._check_row("tgt", tgt)
+        src, tgt = self._check_row("src", src, groups), self._check_row("tgt", tgt, groups)
         if src == tgt:
             return
         for g in groups:
@@ -142,8 +202,7 @@ class Storage:
 
     def swap_row(self, src: int, tgt: int, groups: Sequence[int]) -> None:
         """Exchange two rows."""
-        self._check_row("src", src)
-        self._check_row("tgt", tgt)
+        src, tgt = self._check_row("src", src, groups), self._check_row("tgt", tgt, groups)
         pair, swapped = [src, tgt], [tgt, src]
         for g in groups:
             self.tables[g].np[pair] = self.tables[g].np[swapped]
@@ -156,25 +215,29 @@ class Storage:
         otherwise; row lengths follow only if one of them changed.
         """
         layout = self.manager.layout
-        check_count("num_reqs", num_reqs, 0, layout.max_num_reqs, "max_num_reqs")
+        num_reqs = check_count("num_reqs", num_reqs, 0, layout.max_num_reqs, "max_num_reqs")
         if num_reqs == layout.max_num_reqs and len(groups) == layout.num_groups:
-            self._arena.copy_(self._mirror, non_blocking=True)
+            self._send(self._mirror, self._arena)
         else:
             for g in groups:
-                self.tables[g].copy_to_gpu(num_reqs)
+                table = self.tables[g]
+                self._send(table.cpu[:num_reqs], table.gpu[:num_reqs])
         self._commit_lengths(num_reqs, groups)
 
     def batch(self, num_reqs: int) -> torch.Tensor:
         """The rows of a batch: 0 ... num_reqs - 1, int32 on the device."""
-        check_count("num_reqs", num_reqs, 0, self.manager.max_num_reqs, "max_num_reqs")
-        return self._batch_rows[:num_reqs]
+        limit = self.manager.max_num_reqs
+        return self._batch_rows[: check_count("num_reqs", num_reqs, 0, limit, "max_num_reqs")]
 
     def tokens(self, rows: Indices, positions: Indices) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rows and positions of a flat list of tokens, int32 and int64 on the device."""
-        device = self.manager.device
+        """Rows and positions of a flat list of tokens, on the device; none of them is cut short.
+
+        Raises:
+            InvalidArgumentError: they are no integers.
+        """
         return (
-            torch.as_tensor(rows).to(device=device, dtype=torch.int32),
-            torch.as_tensor(positions).to(device=device, dtype=torch.int64),
+            self._on_device(as_integers("req_indices", rows)),
+            self._on_device(as_integers("positions", positions)).to(torch.int64),
         )
 
     def pad_replayed(
@@ -184,58 +247,93 @@ class Storage:
         positions: torch.Tensor,
         replay_start: torch.Tensor,
         window: int,
-        groups: Sequence[int],
     ) -> None:
         """PAD for replayed tokens in prefix-cacheable groups; without a wait for the device."""
-        num_tokens = positions.shape[0]
+        slots = self.manager.slot_mappings
+        num_tokens = min(positions.shape[0], slots.shape[1])
         if not len(self.batch(num_reqs)) or not num_tokens:
             return
         tokens = torch.arange(num_tokens, dtype=torch.int32, device=positions.device)
         entries = torch.searchsorted(query_start_loc[1 : num_reqs + 1], tokens, right=True)
         in_batch = entries < num_reqs
         starts = replay_start[entries.clamp_(max=num_reqs - 1)].long()
-        since = positions - starts
+        since = positions[:num_tokens] - starts
         replayed = in_batch & (starts != 0) & (since >= 0) & (since < window)
-        for g in groups:
-            slots = self.manager.slot_mappings[g, :num_tokens]
-            slots.masked_fill_(replayed & self._cacheable[g], PAD_SLOT_ID)
+        slots[:, :num_tokens].masked_fill_(replayed & self._cacheable, PAD_SLOT_ID)
 
-    def _lengths_of(self, row: int) -> list[int]:
-        """Filled columns of a row per group; zeros for a row that the manager will refuse."""
-        if not isinstance(row, (int, np.integer)) or not 0 <= row < self.lengths.shape[1]:
-            return [0] * len(self.tables)
-        lengths: list[int] = self.lengths[:, row].tolist()
-        return lengths
-
-    def _fill(self, g: int, row: int, ids: BlockIds, begin: int, old_end: int) -> None:
-        table = self.tables[g].np[row]
-        end = int(self.lengths[g, row])
-        if begin < end:
-            parts = self._parts[g]
-            table[begin:end] = ids if len(parts) == 1 else split_blocks(ids, parts)
-        table[end:old_end] = 0
-
-    def _check_row(self, argument: str, row: int) -> None:
+    def _check_row(self, argument: str, row: int, groups: Sequence[int]) -> int:
         limit = self.manager.max_num_reqs
-        if not isinstance(row, (int, np.integer)) or not 0 <= row < limit:
+        is_row = isinstance(row, (int, np.integer)) and not isinstance(row, bool)
+        if not is_row or not 0 <= row < limit:
+            of_group = f" of {self.manager.layout.describe(groups[0])}" if len(groups) == 1 else ""
             raise InvalidArgumentError(
-                argument, expected=f"a row in [0, {limit})", actual=repr(row)
+                argument + of_group,
+                expected=f"a row in [0, {limit})",
+                actual=repr(row),
+                hint="max_num_reqs sets the number of rows",
             )
+        return int(row)
 
     def _commit_lengths(self, num_reqs: int, groups: Sequence[int]) -> None:
-        committed = self._committed[:, :num_reqs]
-        new = committed.copy()
-        new[groups] = self.lengths[groups, :num_reqs]
-        if not np.array_equal(new, committed):
-            committed[:] = new
-            # From pageable memory: the device has its own copy when the call returns.
-            device_lengths = self.manager.num_blocks.gpu[:, :num_reqs]
-            device_lengths.copy_(torch.from_numpy(new), non_blocking=True)
+        new = self.lengths[groups, :num_reqs]
+        if not np.array_equal(new, self._committed[groups, :num_reqs]):
+            self._committed[groups, :num_reqs] = new
+            self._send(torch.from_numpy(self._committed), self.manager.num_blocks.gpu, aside=True)
+
+    def _send(self, source: torch.Tensor, target: torch.Tensor, aside: bool = False) -> None:
+        """Copy to the device in stream order; `aside`: the source may change at once."""
+        if self.pinned and (aside or self._snapshot_rows):
+            # Freed before it has arrived: the allocator of pinned memory waits for the stream.
+            copy = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
+            source = copy.copy_(source)
+        target.copy_(source, non_blocking=True)
+
+    def _on_device(self, values: torch.Tensor) -> torch.Tensor:
+        if values.device.type == "cpu" and self.pinned:
+            values = values.pin_memory()
+        return values.to(self.manager.device, non_blocking=True)
 
 
-def split_blocks(block_ids: Sequence[int] | npt.NDArray[Any], parts: npt.NDArray[Any]) -> Any:
+def as_integers(argument: str, values: Indices) -> torch.Tensor:
+    """A list, an array or a tensor of integers as an int32 or int64 tensor of the same values.
+
+    What is beyond int64 becomes the nearest int64, which is no row and no position either.
+
+    Raises:
+        InvalidArgumentError: they are of another type, such as float or bool.
+    """
+    if isinstance(values, torch.Tensor):
+        if values.dtype in (torch.int32, torch.int64):
+            return values
+        if values.dtype in _SHORT_INTEGERS:
+            return values.to(torch.int64)
+        if values.dtype is not torch.uint64:
+            raise _no_integers(argument, str(values.dtype))
+        values = values.cpu().numpy()
+    if isinstance(values, (list, tuple)):
+        for kind in set(map(type, values)):
+            if not issubclass(kind, (int, np.integer)) or kind is bool:
+                raise _no_integers(argument, f"a {kind.__name__}")
+        values = [min(max(int(value), -INT64_MAX - 1), INT64_MAX) for value in values]
+    array = np.asarray(values, dtype=np.int64 if not len(values) else None)
+    if array.dtype.kind not in "iu":
+        raise _no_integers(argument, str(array.dtype))
+    if array.dtype == np.uint64:
+        array = np.minimum(array, np.uint64(INT64_MAX))
+    if array.dtype not in (np.int32, np.int64):
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _no_integers(argument: str, actual: str) -> InvalidArgumentError:
+    return InvalidArgumentError(argument, expected="integers of any width", actual=actual)
+
+
+def split_blocks(block_ids: BlockIds, parts: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Kernel block ids k·n, k·n + 1, ... of each allocation block k; `parts` is 0 ... n - 1."""
-    return (np.asarray(block_ids)[:, None] * len(parts) + parts).reshape(-1)
+    ids = as_integers("block_ids", block_ids).numpy().astype(np.int64, copy=False)
+    columns: npt.NDArray[np.int64] = (ids[:, None] * len(parts) + parts).reshape(-1)
+    return columns
 
 
 def as_slot_mapping_mode(mode: Any) -> SlotMappingMode:

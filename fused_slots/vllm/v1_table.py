@@ -97,8 +97,9 @@ class BlockTable:
         self.pcp_world_size, self.pcp_rank = parallel_group("pcp")
         self.block_table: HostDeviceBuffer = storage.tables[g]
         self.slot_mapping: HostDeviceBuffer = storage.slots[g]
-        self.num_blocks_per_row: npt.NDArray[np.int32] = storage.lengths[g]
-        """Filled columns of each row."""
+        self.num_blocks_per_row: npt.NDArray[np.int32] = storage.lengths[g].view()
+        """Filled columns of each row; to read only."""
+        self.num_blocks_per_row.flags.writeable = False
 
     def append_row(self, block_ids: BlockIds, row_idx: int) -> None:
         """Append allocation blocks to a row.
@@ -189,7 +190,4 @@ class BlockTable:
             return kv_manager_block_ids
         if kernel_block_arange is None:
             kernel_block_arange = np.arange(blocks_per_kv_block)
-        columns: npt.NDArray[Any] = split_blocks(
-            kv_manager_block_ids, kernel_block_arange.reshape(-1)
-        )
-        return columns
+        return split_blocks(kv_manager_block_ids, kernel_block_arange.reshape(-1))
