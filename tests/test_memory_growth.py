@@ -131,7 +131,7 @@ class Unlaunched(Launcher):
 
     compiled = 0
 
-    def bind(self, *variant: Any) -> Launch:
+    def prepare(self, *variant: Any) -> Launch:
         return lambda programs, tensors, numbers: None
 
 

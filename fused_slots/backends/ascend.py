@@ -91,7 +91,7 @@ class AscendLauncher(Launcher):
     def compiled(self) -> int:
         return self._compiled
 
-    def bind(
+    def prepare(
         self,
         kernel: Any,
         variant: Variant,

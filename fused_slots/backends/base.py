@@ -125,6 +125,14 @@ class Backend(ABC):
         """Compile every variant that a plan can choose."""
 
     @abstractmethod
+    def try_launch(self) -> None:
+        """Launch one kernel on nothing, if the device has kernels; for when `warmup` is skipped.
+
+        Raises:
+            BackendUnavailableError: kernels cannot be launched here.
+        """
+
+    @abstractmethod
     def init_layout(self) -> None:
         """Write the device's metadata again, after its memory was restored."""
 

@@ -151,6 +151,9 @@ class CpuBackend(Backend):
     def warmup(self) -> WarmupReport:
         return WarmupReport(variants=[], seconds=0.0)
 
+    def try_launch(self) -> None:
+        """Nothing: there are no kernels."""
+
     def init_layout(self) -> None:
         """Nothing: the metadata is the layout itself."""
 

@@ -6,7 +6,10 @@ may be captured into a CUDA graph once `warmup()` has compiled their variants.
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +28,22 @@ from fused_slots.backends.pinned import PinnedRing
 from fused_slots.backends.triton_backend import T, TritonBackend
 from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
 from fused_slots.layout import TableLayout
+
+logger = logging.getLogger(__name__)
+
+_FLAT = ("self", "gridX", "gridY", "gridZ", "stream", "function", "args")
+_HOOKS = ("kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook")
+_PACKED = (*_FLAT[:-1], *_HOOKS, "args")
+_COMMON = {
+    "num_ctas",
+    "launch",
+    "global_scratch_size",
+    "global_scratch_align",
+    "profile_scratch_size",
+    "profile_scratch_align",
+    "launch_cooperative_grid",
+    "launch_pdl",
+}
 
 
 class CudaBackend(TritonBackend):
@@ -77,13 +96,15 @@ class CudaLauncher(Launcher):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._compiled = 0
+        # From Triton 3.8 on a compiled kernel that is collected unloads its code.
+        self._kernels: list[Any] = []
+        self._unknown_told = False
 
     @property
     def compiled(self) -> int:
-        return self._compiled
+        return len(self._kernels)
 
-    def bind(
+    def prepare(
         self,
         kernel: Any,
         variant: Variant,
@@ -99,36 +120,102 @@ class CudaLauncher(Launcher):
                 options=variant.cuda_options,
             )
             run = compiled.run
-        self._compiled += 1
-        function, metadata = compiled.function, compiled.packed_metadata
+        self._kernels.append(compiled)
+        call = prepared_call(run, compiled.packed_metadata)
+        if not call.known and not self._unknown_told:
+            self._unknown_told = True
+            logger.warning(
+                "Triton %s launches in a way that is not known here; kernels go through its own "
+                "call, which costs the host a few microseconds more",
+                triton.__version__,
+            )
         tail = (
             *(tensor.data_ptr() for tensor in fixed.tensors),
             *fixed.numbers,
             *(value for _, value in variant.constants),
         )
+        return self._launch(call, compiled.function, num_groups, tail)
+
+    def _launch(
+        self, call: PreparedCall, function: Any, num_groups: int, tail: tuple[Any, ...]
+    ) -> Launch:
+        start, head = call.start, call.head
         device = self._device
         index = device.index
         current_stream = torch._C._cuda_getCurrentRawStream
         current_device = torch._C._cuda_getDevice
         address_of = torch.Tensor.data_ptr
-        needs_scratch = run.global_scratch_size or run.profile_scratch_size
-        head: tuple[Any, ...] = (metadata, None, None, None)
-        if needs_scratch:
-            start = run
-        else:
-            start = run.launch
-            head = (run.launch_cooperative_grid, run.launch_pdl, None, None, *head)
 
-        def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+        def flat(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
             if current_device() != index:
                 with torch.cuda.device(device):
-                    launch(programs, tensors, numbers)
+                    flat(programs, tensors, numbers)
                 return
             addresses = map(address_of, tensors)
             stream = current_stream(index)
             start(num_groups, programs, 1, stream, function, *head, *addresses, *numbers, *tail)
 
-        return launch
+        def packed(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+            if current_device() != index:
+                with torch.cuda.device(device):
+                    packed(programs, tensors, numbers)
+                return
+            arguments = (*map(address_of, tensors), *numbers, *tail)
+            start(num_groups, programs, 1, current_stream(index), function, *head, arguments)
+
+        return packed if call.packed else flat
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """How a release of Triton is asked to launch a kernel.
+
+    Attributes:
+        start: called with the grid (three numbers), the stream, the function, `head` and the
+            kernel's arguments, constants included.
+        head: what stands between the function and the arguments.
+        packed: the arguments are one tuple.
+        known: False for the launcher object's own call, because nothing else is known to be right.
+    """
+
+    start: Callable[..., Any]
+    head: tuple[Any, ...]
+    packed: bool
+    known: bool = True
+
+
+def prepared_call(run: Any, metadata: Any) -> PreparedCall:
+    """The quickest launch that a Triton launcher object is known to offer, told by what it has.
+
+    Triton 3.6's takes the arguments one by one behind scratch memory, metadata and hooks; those of
+    3.7.1 and 3.8 take them in one tuple behind annotations and signature. The object's own call
+    takes the same positions in all of them. It is made where the object has anything unknown, and
+    where a kernel needs scratch memory, which it allocates.
+
+    Args:
+        run: `CompiledKernel.run`.
+        metadata: `CompiledKernel.packed_metadata`.
+    """
+    own_call = PreparedCall(run, (metadata, None, None, None), packed=False)
+    features = vars(run)
+    parameters = tuple(inspect.signature(type(run).__call__).parameters)
+    instrumented = features.get("gsan_enabled", False)
+    packed = parameters == _PACKED and features.keys() - {"gsan_enabled"} == {
+        *_COMMON,
+        "arg_annotations",
+        "kernel_signature",
+    }
+    if not packed and not (parameters == _FLAT and features.keys() == _COMMON):
+        return replace(own_call, known=False)
+    if instrumented or run.global_scratch_size or run.profile_scratch_size:
+        return own_call
+    hooks = (metadata, None, None, None)
+    scratch = (None, None)  # global, of a profiler
+    grid = (run.launch_cooperative_grid, run.launch_pdl)
+    if packed:
+        head = (*grid, *hooks, *scratch, run.arg_annotations, run.kernel_signature)
+        return PreparedCall(run.launch, head, packed)
+    return PreparedCall(run.launch, (*grid, *scratch, *hooks), packed)
 
 
 def _existing_device(device: torch.device) -> torch.device:
@@ -138,6 +225,14 @@ def _existing_device(device: torch.device) -> torch.device:
         BackendUnavailableError: Triton, CUDA or this device is missing.
     """
     expected = "an NVIDIA GPU, PyTorch built for CUDA, and Triton"
+    if torch.version.hip is not None:
+        raise BackendUnavailableError(
+            "device",
+            expected=expected,
+            actual=f"{device} of PyTorch for ROCm {torch.version.hip}, whose Triton launches "
+            "kernels in a way that is not served yet",
+            hint="Use device='cpu'",
+        )
     if find_spec("triton") is None:
         raise BackendUnavailableError(
             "device",

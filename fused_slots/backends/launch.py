@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fused_slots.faults import BackendUnavailableError
+
 Launch = Callable[[int, Sequence[torch.Tensor], Sequence[int]], None]
 """Launch a bound variant: programs per group, tensors and numbers that change from step to step."""
 
@@ -64,7 +66,6 @@ class FixedArguments:
 class Launcher(ABC):
     """Turns variants into launches on one device."""
 
-    @abstractmethod
     def bind(
         self,
         kernel: Any,
@@ -73,7 +74,10 @@ class Launcher(ABC):
         changing_types: Sequence[str],
         fixed: FixedArguments,
     ) -> Launch:
-        """Compile a variant, if that is needed, and fix the arguments that never change.
+        """Compile a variant, fix the arguments that never change, and launch it once on nothing.
+
+        That launch changes no memory. It is made because a launcher that does not fit is to be
+        found before anybody depends on the variant.
 
         Args:
             kernel: the Triton function.
@@ -81,7 +85,36 @@ class Launcher(ABC):
             num_groups: programs along the first axis of the grid.
             changing_types: Triton types of the arguments passed at each launch, such as "*i64".
             fixed: the arguments behind them.
+
+        Raises:
+            BackendUnavailableError: the variant compiles and its launch fails.
         """
+        launch = self.prepare(kernel, variant, num_groups, changing_types, fixed)
+        device = fixed.tensors[0].device
+        try:
+            launch(1, *nothing(kernel.arg_names, changing_types, device))
+        except Exception as error:
+            import triton
+
+            raise BackendUnavailableError(
+                f"a launch of {variant} on {device}",
+                expected="a Triton whose launcher takes it",
+                actual=f"Triton {triton.__version__}: {type(error).__name__}: {error}",
+                hint="Triton 3.6, 3.7.1 and 3.8 are known to; device='cpu' needs none",
+            ) from error
+        return launch
+
+    @abstractmethod
+    def prepare(
+        self,
+        kernel: Any,
+        variant: Variant,
+        num_groups: int,
+        changing_types: Sequence[str],
+        fixed: FixedArguments,
+    ) -> Launch:
+        """Compile a variant, if that is needed, and fix the arguments that never change: `bind`
+        without the launch on nothing."""
 
     @property
     @abstractmethod
@@ -89,10 +122,34 @@ class Launcher(ABC):
         """Kernels compiled since construction."""
 
 
+def nothing(
+    names: Sequence[str], changing_types: Sequence[str], device: torch.device
+) -> tuple[list[torch.Tensor], list[int]]:
+    """Arguments of a launch that changes no memory: one program a group that pads no column.
+
+    Args:
+        names: the kernel's arguments, those that change from launch to launch first; tensors
+            before numbers, of which `num_pad` counts the programs that pad.
+        changing_types: their Triton types.
+        device: of the tensors.
+
+    Returns:
+        Tensors of zeros, and numbers that are 0 but for `num_pad`.
+    """
+    dtypes = {triton_type(dtype): dtype for dtype in (torch.int32, torch.int64)}
+    zeros = {name: torch.zeros(1, dtype=dtype, device=device) for name, dtype in dtypes.items()}
+    pairs = list(zip(names, changing_types, strict=False))
+    tensors = [zeros[type_] for _, type_ in pairs if type_ in zeros]
+    numbers = [int(name == "num_pad") for name, type_ in pairs if type_ not in zeros]
+    if sum(numbers) != 1:
+        raise TypeError(f"a kernel without one num_pad among {[name for name, _ in pairs]}")
+    return tensors, numbers
+
+
 class InterpretedLauncher(Launcher):
     """Runs kernels in Triton's interpreter, on host memory (TRITON_INTERPRET=1)."""
 
-    def bind(
+    def prepare(
         self,
         kernel: Any,
         variant: Variant,

@@ -207,6 +207,10 @@ class TritonBackend(Backend):
         self.synchronize()
         return WarmupReport(list(map(str, variants)), time.perf_counter() - begin)
 
+    def try_launch(self) -> None:
+        self._bound(next(self.variants()))
+        self.synchronize()
+
     def variants(self) -> Iterator[Variant]:
         """Every variant that a call can choose."""
         replays = (False, True) if self.layout.replay_window else (False,)

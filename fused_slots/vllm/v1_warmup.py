@@ -41,7 +41,15 @@ class SlotMappingWarmup:
 
 
 def register_warmup(manager: AscendBlockTables) -> None:
-    """Add a manager to the warm-up of the vLLM runner that is being set up, if there is one."""
+    """Add a manager to the warm-up of the vLLM runner that is being set up, if there is one.
+
+    Raises:
+        BackendUnavailableError: no kernel can be launched, which the warm-up would find too late
+            for vLLM to build tables of its own.
+    """
     registry = getattr(sys.modules.get(_REGISTRY_MODULE), "JitWarmupRegistry", None)
-    if registry is not None and env.WARMUP.read() == "1":
+    if registry is None:
+        return
+    manager._backend.try_launch()
+    if env.WARMUP.read() == "1":
         registry.register(SlotMappingWarmup(manager))

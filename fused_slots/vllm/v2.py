@@ -27,6 +27,8 @@ class FusedBlockTables(DeferringBlockTables, metaclass=FallsBack):
         super().__init__(*args, **kwargs)
         if env.WARMUP.read() == "1":
             self.warmup()
+        else:
+            self._backend.try_launch()
         if type(self).stock is not None:
             from fused_slots.vllm.one_launch import wrap_loaded_runners
 

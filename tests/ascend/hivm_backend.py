@@ -31,7 +31,7 @@ class HivmLauncher(Launcher):
         self.kernels: dict[Variant, CompiledKernel] = {}
         self.executions: list[tuple[Variant, Execution]] = []
 
-    def bind(
+    def prepare(
         self,
         kernel: Any,
         variant: Variant,

@@ -60,6 +60,7 @@ class FakeNpu:
         self.available, self.current, self.capturing = True, 0, False
         self.log: list[str] = []
         self.launches: list[SimpleNamespace] = []
+        self.tried: list[SimpleNamespace] = []
         self.compiled: list[Any] = []
 
     def is_available(self) -> bool:
@@ -116,6 +117,7 @@ class _FakeCompiled:
         self._npu, self.src = npu, source
         self.packed_metadata = {"kernel_name": source.fn.__name__}
         self.function: object | None = None
+        self.launched = False
 
     def _init_handles(self) -> None:
         self.function = object()
@@ -136,8 +138,10 @@ class _FakeCompiled:
             else:
                 assert type(value) is int, name
                 assert -INT_RANGES[type_] <= value < INT_RANGES[type_], name
-        kernel = self.src.fn.__name__
-        self._npu.launches.append(SimpleNamespace(kernel=kernel, programs=x, **named))
+        launch = SimpleNamespace(kernel=self.src.fn.__name__, programs=x, **named)
+        # The first launch of a kernel is the one on nothing.
+        (self._npu.launches if self.launched else self._npu.tried).append(launch)
+        self.launched = True
 
 
 @pytest.fixture
@@ -230,6 +234,9 @@ def test_nothing_compiles_after_warmup(npu: FakeNpu) -> None:
     tables = make(groups, replay_window=4, max_num_batched_tokens=4096)
     report = tables.warmup()
     assert len(report.variants) == len(set(report.variants)) == tables._backend.launcher.compiled
+    assert len(npu.tried) == len(report.variants)
+    assert all(launch.programs == 2 and launch.capacity == 0 for launch in npu.tried)
+    assert npu.launches == []
     index, starts, positions = batch()
     for idx in (index, index.long()):
         for out in (None, torch.zeros(2, 64, dtype=torch.int64)):

@@ -50,7 +50,7 @@ class HostAscend(AscendOperations):
 class OneAxisLauncher(InterpretedLauncher):
     """Interprets kernels whose grid has one axis."""
 
-    def bind(
+    def prepare(
         self,
         kernel: Any,
         variant: Variant,

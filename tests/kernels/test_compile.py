@@ -100,7 +100,7 @@ class RecordingLauncher(Launcher):
         self.bound: list[Variant] = []
         self.launched: set[Variant] = set()
 
-    def bind(
+    def prepare(
         self,
         kernel: Any,
         variant: Variant,
@@ -139,6 +139,8 @@ def test_a_thousand_shapes_choose_nothing_that_warmup_did_not_bind(
     launcher = tables._backend.launcher
     warmed = set(tables.warmup().variants)
     assert {str(variant) for variant in launcher.bound} == warmed
+    assert launcher.launched == set(launcher.bound), "each is tried once"
+    launcher.launched.clear()
     bound = launcher.compiled
     rng = Random(configuration)
     for _ in range(1000):
