@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fused_slots.faults import INT32_MAX, InvalidArgumentError
+from fused_slots.faults import InvalidArgumentError
 from fused_slots.layout import TableLayout
 
 INDEX_DTYPES = (torch.int32, torch.int64)
@@ -67,51 +67,10 @@ def _vector_error(
         return InvalidArgumentError(
             name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
         )
-    return InvalidArgumentError(name, expected="a contiguous tensor", actual=_layout_of(tensor))
+    return InvalidArgumentError(name, expected="a contiguous tensor", actual=layout_of(tensor))
 
 
-def check_matrix(
-    name: str,
-    tensor: torch.Tensor,
-    dtypes: tuple[torch.dtype, ...],
-    device: torch.device,
-    minimum_shape: tuple[int, int],
-) -> None:
-    """Check a 2-D tensor with contiguous, separate rows, at least as large as `minimum_shape`.
-
-    Raises:
-        InvalidArgumentError: it is no tensor, or has the wrong dtype, shape, layout or device.
-    """
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(name, expected="a torch.Tensor", actual=type(tensor).__name__)
-    if tensor.dtype not in dtypes:
-        expected = " or ".join(map(str, dtypes))
-        raise InvalidArgumentError(name, expected=expected, actual=str(tensor.dtype))
-    shape = tensor.shape
-    if len(shape) != 2 or shape[0] < minimum_shape[0] or shape[1] < minimum_shape[1]:
-        raise InvalidArgumentError(
-            name,
-            expected=f"shape [>= {minimum_shape[0]}, >= {minimum_shape[1]}]",
-            actual=f"shape {list(shape)}",
-        )
-    if tensor.device != device:
-        raise InvalidArgumentError(
-            name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
-        )
-    is_strided = tensor.layout is torch.strided
-    if not is_strided or (shape[1] > 1 and tensor.stride(1) != 1):
-        raise InvalidArgumentError(
-            name, expected="contiguous rows (stride(1) == 1)", actual=_layout_of(tensor)
-        )
-    if shape[0] > 1 and tensor.stride(0) < shape[1]:
-        raise InvalidArgumentError(
-            name,
-            expected=f"rows that do not overlap (stride(0) >= {shape[1]})",
-            actual=_layout_of(tensor),
-        )
-
-
-def _layout_of(tensor: torch.Tensor) -> str:
+def layout_of(tensor: torch.Tensor) -> str:
     if tensor.layout is torch.strided:
         return f"stride {tensor.stride()}"
     return str(tensor.layout)
@@ -169,7 +128,6 @@ def check_gather(
     """
     limit, setting = layout.max_num_reqs, "max_num_reqs"
     if out is not None:
-        _check_tables_out(layout, out, device)
         limit = min((table.shape[0] for table in out), default=num_reqs)
         setting = "the rows of out"
     if num_reqs > limit:
@@ -183,24 +141,6 @@ def check_gather(
         rows = layout.max_num_reqs
         check_vector("num_computed_tokens", num_computed_tokens, _INT32, device, rows)
     return check_count("num_reqs_padded", num_reqs_padded, num_reqs, limit, setting)
-
-
-def _check_tables_out(
-    layout: TableLayout, out: Sequence[torch.Tensor], device: torch.device
-) -> None:
-    expected = f"{layout.num_groups} tables, one per KV cache group"
-    if not isinstance(out, (list, tuple)):
-        raise InvalidArgumentError("out", expected=expected, actual=type(out).__name__)
-    if len(out) != layout.num_groups:
-        raise InvalidArgumentError("out", expected=expected, actual=f"{len(out)}")
-    owners: dict[int, int] = {}
-    for g, table in enumerate(out):
-        check_matrix(f"out[{g}]", table, _INT32, device, (0, layout.widths[g]))
-        owner = owners.setdefault(table.data_ptr(), g)
-        if owner != g and table.numel():
-            raise InvalidArgumentError(
-                f"out[{g}]", expected="a table of its own", actual=f"the memory of out[{owner}]"
-            )
 
 
 def check_tokens(
@@ -219,35 +159,6 @@ def check_tokens(
     check_vector("positions", positions, _INT64, device)
     if replay_start is not None:
         check_vector("replay_start", replay_start, _INT32, device, num_reqs)
-
-
-def check_slots_out(
-    layout: TableLayout, out: torch.Tensor, device: torch.device, largest_ids: Sequence[int]
-) -> None:
-    """Check an output of slots: [G, capacity], int32 or int64, wide enough for every slot.
-
-    Raises:
-        InvalidArgumentError: wrong shape, dtype or device, or an int32 buffer that a slot of a
-            block already in the tables does not fit.
-    """
-    check_matrix("out", out, INDEX_DTYPES, device, (layout.num_groups, 0))
-    if out.shape[0] != layout.num_groups:
-        raise InvalidArgumentError(
-            "out",
-            expected=f"{layout.num_groups} rows, one per KV cache group",
-            actual=f"{out.shape[0]}",
-        )
-    if out.dtype is torch.int64 or layout.slot_dtype is torch.int32:
-        return
-    for g, group in enumerate(layout.groups):
-        last_slot = (largest_ids[g] + 1) * group.block_size - 1
-        if group.maps_slots and last_slot > INT32_MAX:
-            raise InvalidArgumentError(
-                "out",
-                expected=f"int64: {layout.describe(g)} holds block {largest_ids[g]}, whose last "
-                f"slot is {last_slot}",
-                actual="torch.int32",
-            )
 
 
 def check_host_visible_batch(

@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from fused_slots import arguments, env
+from fused_slots import arguments, env, outputs
 from fused_slots.arguments import INDEX_DTYPES, check_count, check_vector
 from fused_slots.backends import backend_class, parse_device
 from fused_slots.backends.base import Step
-from fused_slots.faults import ConfigurationError, Fault, InvalidArgumentError, require_bool
+from fused_slots.between_steps import BetweenSteps
+from fused_slots.faults import ConfigurationError, InvalidArgumentError, require_bool
 from fused_slots.group_lists import groups_from_lists
-from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, SlotMappingMode
-from fused_slots.host.rows import HostRows
+from fused_slots.groups import ContextParallel, KVCacheGroup, SlotMappingMode
 from fused_slots.layout import TableLayout, as_tuple, per_group
-from fused_slots.plan import LaunchPlan, WarmupReport
-
-if TYPE_CHECKING:
-    from fused_slots.inspect.explain import Explanation
+from fused_slots.row_operations import RowOperations
 
 _INT64 = (torch.int64,)
 
-CACHED_VIEWS = 64
-"""Numbers of rows, and of tokens, for which views of the results are kept."""
 
-
-@dataclass(frozen=True)
-class BlockTable:
-    """One group's source table: `gpu` is int32 [max_num_reqs, width] on the manager's device."""
-
-    gpu: torch.Tensor
-
-
-@dataclass(frozen=True)
-class NumBlocks:
-    """Filled columns per row, int32 [G, max_num_reqs].
-
-    `np` is the host's truth, staged appends included; `gpu` is the device's copy, which follows
-    when staged writes are applied.
-    """
-
-    np: npt.NDArray[np.int32]
-    gpu: torch.Tensor
-
-
-class AscendBlockTables:
+class AscendBlockTables(RowOperations, BetweenSteps):
     """Block tables and slot mappings of all KV cache groups of a hybrid model.
 
     Build it from `KVCacheGroup`s with `from_groups`, or with the keywords of vLLM's v2
@@ -122,14 +94,14 @@ class AscendBlockTables:
         self._build(
             groups,
             [group.max_num_blocks * group.columns_per_block for group in groups],
-            max_num_reqs,
-            max_num_batched_tokens,
             device,
-            ContextParallel(cp_size, cp_rank, cp_interleave),
-            replay_window,
             slot_dtype,
             num_blocks,
             checked,
+            max_num_reqs=max_num_reqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            context_parallel=ContextParallel(cp_size, cp_rank, cp_interleave),
+            replay_window=replay_window,
         )
 
     @classmethod
@@ -161,14 +133,14 @@ class AscendBlockTables:
         tables._build(
             groups,
             [group.row_width for group in groups],
-            max_num_reqs,
-            max_num_batched_tokens,
             device,
-            context_parallel,
-            replay_window,
             slot_dtype,
             num_blocks,
             checked,
+            max_num_reqs=max_num_reqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            context_parallel=context_parallel,
+            replay_window=replay_window,
         )
         return tables
 
@@ -176,117 +148,26 @@ class AscendBlockTables:
         self,
         groups: Sequence[KVCacheGroup],
         widths: Sequence[int],
-        max_num_reqs: int,
-        max_num_batched_tokens: int,
         device: str | torch.device,
-        context_parallel: ContextParallel,
-        replay_window: int,
         slot_dtype: torch.dtype | None,
         num_blocks: int | Sequence[int | None] | None,
         checked: bool | None,
+        **settings: Any,
     ) -> None:
+        """Both constructors' common end; `settings` go into the layout as they are."""
         torch_device = parse_device(device)
         backend = backend_class(torch_device)
         if num_blocks is None or isinstance(num_blocks, (int, np.integer)):
             num_blocks = [num_blocks] * len(groups)
         checked = env.checked() if checked is None else require_bool("checked", checked)
-        self.layout = TableLayout(
+        layout = TableLayout(
             groups=tuple(groups),
             widths=tuple(widths),
-            max_num_reqs=max_num_reqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            context_parallel=context_parallel,
-            replay_window=replay_window,
             slot_dtype=backend.default_slot_dtype if slot_dtype is None else slot_dtype,
             num_blocks=per_group("num_blocks", num_blocks, len(groups)),
+            **settings,
         )
-        self.redirect_writes_to_null_block = False
-        """Writable: while true, every staged block id becomes the null block (vLLM sets it)."""
-        self.launches = 0
-        """Operations started on the device since construction; graph replays do not count."""
-        with _naming_sizes(self.layout, torch_device):
-            self._rows = HostRows(self.layout)
-            self._backend = backend(self.layout, torch_device, checked)
-        # As tensors name it: "cuda" holds them on "cuda:0", "cpu:0" on "cpu".
-        self.device = self._backend.slot_mappings.device
-        self.block_tables = [BlockTable(table) for table in self._backend.tables]
-        self.input_block_tables = list(self._backend.input_tables)
-        self._views: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._slot_views: dict[int, torch.Tensor] = {}
-        self.num_blocks = NumBlocks(self._rows.num_columns, self._backend.num_columns)
-        self.slot_mappings = self._backend.slot_mappings
-
-    # What vLLM reads of its own class, under its names.
-
-    @property
-    def block_sizes(self) -> list[int]:
-        """Tokens per allocation block of every group."""
-        return [group.block_size for group in self.layout.groups]
-
-    @property
-    def num_kv_cache_groups(self) -> int:
-        """Number of KV cache groups (G)."""
-        return self.layout.num_groups
-
-    @property
-    def max_num_reqs(self) -> int:
-        """Rows of every table."""
-        return self.layout.max_num_reqs
-
-    @property
-    def max_num_batched_tokens(self) -> int:
-        """Tokens of one step; the width of `slot_mappings`."""
-        return self.layout.max_num_batched_tokens
-
-    @property
-    def cp_size(self) -> int:
-        """Context parallel ranks."""
-        return self.layout.context_parallel.size
-
-    @property
-    def cp_rank(self) -> int:
-        """This context parallel rank."""
-        return self.layout.context_parallel.rank
-
-    @property
-    def cp_interleave(self) -> int:
-        """Consecutive tokens on one context parallel rank."""
-        return self.layout.context_parallel.interleave
-
-    def append_block_ids(
-        self,
-        req_index: int,
-        new_block_ids: Sequence[Sequence[int]],
-        overwrite: bool,
-    ) -> None:
-        """Stage one request's new blocks; the device sees them after `apply_staged_writes`.
-
-        All or nothing: after an error no group's row has changed.
-
-        Args:
-            req_index: the request's row.
-            new_block_ids: per group, a list of allocation block ids. Under kernel splitting each
-                id k becomes the columns k*n ... k*n + n - 1.
-            overwrite: start the row anew with these blocks instead of appending them.
-
-        Raises:
-            InvalidArgumentError: no such row, or not one list per group.
-            BlockIdError: an id is negative, outside the pool, or has slots beyond slot_dtype.
-            RowCapacityError: the row has too few columns; names request, group and the numbers.
-        """
-        self._rows.stage(req_index, new_block_ids, overwrite, self.redirect_writes_to_null_block)
-
-    def apply_staged_writes(self) -> None:
-        """Make the staged writes visible on the device: one launch, none if nothing is staged.
-
-        Raises:
-            InvalidArgumentError: writes are pending while a graph is being captured.
-        """
-        staged = self._staged("apply_staged_writes")
-        if staged is not None:
-            self._backend.step(Step(staged=staged))
-            self.launches += 1
-            staged.clear()
+        self._assemble(layout, backend, torch_device, checked)
 
     def gather_block_tables(
         self,
@@ -314,25 +195,25 @@ class AscendBlockTables:
         Raises:
             InvalidArgumentError: a tensor has the wrong shape, dtype or device.
         """
-        num_reqs, num_reqs_padded = self._check_gather(
-            idx_mapping, num_reqs_padded, out, out_ptrs, num_computed_tokens
+        num_reqs = arguments.check_rows(self.device, idx_mapping)
+        if out is not None:
+            outputs.check_tables_out(self.layout, self.device, out)
+        elif out_ptrs is not None:
+            raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
+        num_reqs_padded = arguments.check_gather(
+            self.layout, self.device, num_reqs, num_reqs_padded, out, num_computed_tokens
         )
-        if out is not None and self._is_own_memory(out):
+        if out is not None and outputs.is_own_table_list(self._backend, out):
             out = None
-        if self.layout.num_groups and (num_reqs or num_reqs_padded or out is None):
-            staged = self._staged_for_gather()
-            self._backend.step(
+        if num_reqs or num_reqs_padded or out is None:
+            self._launch(
                 Step(
                     idx_mapping,
                     num_reqs_padded=num_reqs_padded,
                     num_computed_tokens=num_computed_tokens,
-                    staged=staged,
                     tables_out=out,
                 )
             )
-            self.launches += 1
-            if staged is not None:
-                staged.clear()
         if out is None:
             return self._gathered(num_reqs_padded)
         return tuple(table[:num_reqs_padded] for table in out)
@@ -367,25 +248,23 @@ class AscendBlockTables:
                 host can see it) query_start_loc decreases or exceeds the capacity.
         """
         if out is not None:
-            self._check_slots_out(out)
+            outputs.check_slots_out(self.layout, self.device, out, self._rows.largest_ids)
         capacity = self.layout.max_num_batched_tokens if out is None else out.shape[1]
         num_reqs = arguments.check_rows(self.device, idx_mapping)
         self._check_tokens(num_reqs, query_start_loc, positions, replay_start, capacity)
         num_tokens_padded = check_count(
             "num_tokens_padded", num_tokens_padded, 0, capacity, "the capacity"
         )
-        if self.layout.num_groups:
-            self._backend.map_slots(
-                Step(
-                    idx_mapping,
-                    query_start_loc,
-                    positions,
-                    num_tokens_padded=num_tokens_padded,
-                    replay_start=replay_start,
-                    slots_out=out,
-                )
+        self._launch_map(
+            Step(
+                idx_mapping,
+                query_start_loc,
+                positions,
+                num_tokens_padded=num_tokens_padded,
+                replay_start=replay_start,
+                slots_out=out,
             )
-            self.launches += 1
+        )
         return self._mapped(num_tokens_padded) if out is None else out[:, :num_tokens_padded]
 
     def step(
@@ -423,23 +302,18 @@ class AscendBlockTables:
         num_tokens_padded = check_count(
             "num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens"
         )
-        staged = self._staged("step")
-        if self.layout.num_groups:
-            self._backend.step(
-                Step(
-                    idx_mapping,
-                    query_start_loc,
-                    positions,
-                    num_reqs_padded,
-                    num_tokens_padded,
-                    num_computed_tokens,
-                    replay_start,
-                    staged=staged,
-                )
+        self._launch(
+            Step(
+                idx_mapping,
+                query_start_loc,
+                positions,
+                num_reqs_padded,
+                num_tokens_padded,
+                num_computed_tokens,
+                replay_start,
+                staged=self._staged("step"),
             )
-            self.launches += 1
-        if staged is not None:
-            staged.clear()
+        )
         return self._gathered(num_reqs_padded), self._mapped(num_tokens_padded)
 
     def map_tokens(
@@ -463,7 +337,7 @@ class AscendBlockTables:
         """
         slots = self._backend.draft_slot_mappings if out is None else out
         if out is not None:
-            self._check_slots_out(out)
+            outputs.check_slots_out(self.layout, self.device, out, self._rows.largest_ids)
         num_tokens = check_vector("rows", rows, INDEX_DTYPES, self.device)
         check_vector("positions", positions, _INT64, self.device)
         if positions.shape[0] != num_tokens:
@@ -472,179 +346,12 @@ class AscendBlockTables:
             )
         setting = "max_num_batched_tokens, or the width of out"
         check_count("tokens in rows", num_tokens, 0, slots.shape[1], setting)
+        if self._waiting:
+            self._carry_out()
         if self.layout.num_groups:
             self._backend.map_tokens(rows, positions, slots)
             self.launches += 1
         return slots[:, :num_tokens]
-
-    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
-        """Zeroed gathered tables for a dummy run; the caller may write into them.
-
-        Args:
-            num_reqs: rows to return.
-
-        Returns:
-            Per group an int32 [num_reqs, width] view of `input_block_tables`.
-
-        Raises:
-            InvalidArgumentError: more rows than max_num_reqs.
-        """
-        num_reqs = check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
-        self._backend.clear_input_tables(num_reqs)
-        return self._gathered(num_reqs)
-
-    def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
-        """The slot mappings, PAD everywhere, for a dummy run.
-
-        Args:
-            num_tokens: columns to return.
-
-        Returns:
-            [G, num_tokens] view of `slot_mappings`, whose whole buffer is PAD.
-
-        Raises:
-            InvalidArgumentError: more tokens than max_num_batched_tokens.
-        """
-        capacity = self.layout.max_num_batched_tokens
-        num_tokens = check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
-        self.slot_mappings.fill_(PAD_SLOT_ID)
-        return self._mapped(num_tokens)
-
-    def init_block_table_layout_tensors(self) -> None:
-        """Rebuild device metadata after the device's memory was restored; harmless at any time."""
-        self._backend.init_layout()
-
-    def warmup(self) -> WarmupReport:
-        """Compile every kernel variant that a plan can choose, so that no step compiles any."""
-        return self._backend.warmup()
-
-    def launch_plan(
-        self, num_reqs: int, num_tokens: int, max_query_len: int | None = None
-    ) -> LaunchPlan:
-        """How a batch of these sizes would be launched.
-
-        Args:
-            num_reqs: batch entries.
-            num_tokens: tokens of the batch.
-            max_query_len: longest query, if known.
-
-        Raises:
-            InvalidArgumentError: a size exceeds the manager's.
-        """
-        num_reqs = check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
-        capacity = self.layout.max_num_batched_tokens
-        num_tokens = check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
-        if max_query_len is not None:
-            max_query_len = check_count(
-                "max_query_len", max_query_len, 0, capacity, "max_num_batched_tokens"
-            )
-        return self._backend.launch_plan(num_reqs, num_tokens, max_query_len)
-
-    def take_faults(self) -> list[Fault]:
-        """Wait for the device and return the faults counted since the last call.
-
-        Unchecked: one record per (code, group). Checked: the first ones one by one, then one
-        record per (code, group) for the rest.
-        """
-        return self._backend.take_faults()
-
-    def explain(
-        self, group: int, req_index: int, position: int, replay_start: int = 0
-    ) -> Explanation:
-        """Derive one token's slot, number by number; str() of the result is the derivation.
-
-        Reads the row from the device, so it waits for it. Staged writes that were not applied are
-        not seen.
-
-        Args:
-            group: KV cache group.
-            req_index: the request's row, -1 = dummy.
-            position: logical position of the token.
-            replay_start: first replayed position of the request, 0 = none.
-
-        Raises:
-            InvalidArgumentError: no such group or row.
-        """
-        from fused_slots.inspect.explain import explain
-
-        return explain(self, group, req_index, position, replay_start)
-
-    def check_integrity(self) -> None:
-        """Check every invariant that can be read off the buffers; waits for the device.
-
-        Raises:
-            IntegrityError: lists each broken invariant.
-        """
-        from fused_slots.inspect.check import check_integrity
-
-        check_integrity(self)
-
-    def _is_own_memory(self, out: Sequence[torch.Tensor]) -> bool:
-        """Whether `out` is `input_block_tables`, whose contents are tracked from call to call.
-
-        Raises:
-            InvalidArgumentError: it is a part of the manager's memory, written behind its back.
-        """
-        own = self.input_block_tables
-        if out and all(a.data_ptr() == b.data_ptr() for a, b in zip(out, own, strict=True)):
-            return True
-        arenas = [self._backend.arena, self._backend.input_arena]
-        storages = [arena.untyped_storage().data_ptr() for arena in arenas]
-        for g, table in enumerate(out):
-            if table.untyped_storage().data_ptr() in storages:
-                raise InvalidArgumentError(
-                    f"out[{g}]",
-                    expected="memory outside the manager, or input_block_tables whole",
-                    actual="a part of its tables",
-                )
-        return False
-
-    def _gathered(self, num_rows: int) -> tuple[torch.Tensor, ...]:
-        """The first rows of the gathered tables; making the views anew costs 1 µs a group."""
-        views = self._views.get(num_rows)
-        if views is None:
-            if len(self._views) >= CACHED_VIEWS:
-                self._views.clear()
-            views = tuple(table[:num_rows] for table in self.input_block_tables)
-            self._views[num_rows] = views
-        return views
-
-    def _mapped(self, num_tokens: int) -> torch.Tensor:
-        """The first columns of the slot mappings, likewise."""
-        view = self._slot_views.get(num_tokens)
-        if view is None:
-            if len(self._slot_views) >= CACHED_VIEWS:
-                self._slot_views.clear()
-            view = self._slot_views[num_tokens] = self.slot_mappings[:, :num_tokens]
-        return view
-
-    def _staged_for_gather(self) -> HostRows | None:
-        """The writes that a gather applies in its launch: none, unless a subclass puts them off."""
-        return None
-
-    def _staged(self, operation: str) -> HostRows | None:
-        """The rows if they have staged writes: those stay until the device has taken them."""
-        if not self._rows.pending:
-            return None
-        self._backend.refuse_capture(operation)
-        return self._rows
-
-    def _check_gather(
-        self,
-        idx_mapping: torch.Tensor,
-        num_reqs_padded: int,
-        out: Sequence[torch.Tensor] | None,
-        out_ptrs: torch.Tensor | None,
-        num_computed_tokens: torch.Tensor | None,
-    ) -> tuple[int, int]:
-        """Check the arguments of `gather_block_tables`; return num_reqs and num_reqs_padded."""
-        num_reqs = arguments.check_rows(self.device, idx_mapping)
-        num_reqs_padded = arguments.check_gather(
-            self.layout, self.device, num_reqs, num_reqs_padded, out, num_computed_tokens
-        )
-        if out_ptrs is not None and out is None:
-            raise InvalidArgumentError("out", expected="the tables out_ptrs names", actual="None")
-        return num_reqs, num_reqs_padded
 
     def _check_tokens(
         self,
@@ -659,24 +366,3 @@ class AscendBlockTables:
             arguments.check_host_visible_batch(
                 query_start_loc, num_reqs, positions.shape[0], capacity
             )
-
-    def _check_slots_out(self, out: torch.Tensor) -> None:
-        arguments.check_slots_out(self.layout, out, self.device, self._rows.largest_ids)
-
-
-@contextmanager
-def _naming_sizes(layout: TableLayout, device: torch.device) -> Iterator[None]:
-    """Turn a refused allocation into an error that names the sizes which asked for it."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        words = ("out of memory", "allocate memory", "Storage size")
-        if not isinstance(error, MemoryError) and not any(word in str(error) for word in words):
-            raise
-        raise ConfigurationError(
-            f"max_num_reqs={layout.max_num_reqs}, "
-            f"max_num_batched_tokens={layout.max_num_batched_tokens}, row widths {layout.widths}",
-            expected=f"buffers that fit the memory of {device}",
-            actual=f"{layout.num_bytes:,} bytes, which were refused",
-            hint="Lower max_num_reqs, max_num_blocks or max_num_batched_tokens",
-        ) from error

@@ -8,7 +8,8 @@ n = K / B columns make one allocation block.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
+from functools import cached_property
 from math import gcd
 
 from fused_slots.faults import ConfigurationError, require_bool, require_int
@@ -28,6 +29,37 @@ class SlotMappingMode(Enum):
 
     NONE = "none"
     """The table holds state indices (Mamba, GDN); tokens have no slots."""
+
+
+class GroupKind(IntEnum):
+    """What the rows of a group hold, in one word; what follows from that on the host stands here.
+
+    The numbers are those of the kernels. docs/design.md walks through adding a kind.
+    """
+
+    STATE = 0
+    """State indices (Mamba, GDN), read by row; tokens have no slots."""
+
+    RING = 1
+    """One block, used as a ring of slots."""
+
+    PAGED = 2
+    """Blocks of consecutive positions."""
+
+    @property
+    def maps_slots(self) -> bool:
+        """Whether tokens have slots; otherwise they are PAD everywhere."""
+        return self is not GroupKind.STATE
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether a row grows with its positions: aligned, split, dealt to ranks."""
+        return self is GroupKind.PAGED
+
+    @property
+    def word(self) -> str:
+        """The kind as reports name it."""
+        return self.name.lower()
 
 
 def get_block_table_width(
@@ -129,20 +161,26 @@ class KVCacheGroup:
         """n: table columns of one allocation block."""
         return self.block_size // self.tokens_per_column
 
+    @cached_property
+    def kind(self) -> GroupKind:
+        """What the rows hold; `slot_mapping_mode` goes before `circular`."""
+        if self.slot_mapping_mode is SlotMappingMode.NONE:
+            return GroupKind.STATE
+        return GroupKind.RING if self.circular else GroupKind.PAGED
+
     @property
     def maps_slots(self) -> bool:
         """False for a state table, whose slots are PAD everywhere."""
-        return self.slot_mapping_mode is not SlotMappingMode.NONE
+        return self.kind.maps_slots
 
     @property
     def row_width(self) -> int:
-        """Columns of one row; state tables and rings are not aligned."""
-        aligned = self.maps_slots and not self.circular
+        """Columns of one row; only those of paged groups are aligned."""
         return get_block_table_width(
             self.max_num_blocks,
             self.block_size,
             self.kernel_block_size,
-            token_alignment=128 if aligned else None,
+            token_alignment=128 if self.kind.is_paged else None,
         )
 
 

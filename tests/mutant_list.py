@@ -56,6 +56,9 @@ STAGING = "fused_slots/host/staging.py"
 LAYOUT = "fused_slots/layout.py"
 ARGUMENTS = "fused_slots/arguments.py"
 TABLES = "fused_slots/block_tables.py"
+BASE_TABLES = "fused_slots/base_tables.py"
+BETWEEN = "fused_slots/between_steps.py"
+OUTPUTS = "fused_slots/outputs.py"
 GROUPS = "fused_slots/groups.py"
 
 _HOST = [
@@ -99,7 +102,7 @@ _HOST = [
     (
         "rings are pages",
         CPU,
-        "        if group.circular:\n            column",
+        "        if group.kind is GroupKind.RING:\n            column",
         "        if False:\n            column",
     ),
     (
@@ -302,26 +305,26 @@ _HOST = [
     (
         "step loses replay",
         TABLES,
-        "                    replay_start,\n                    staged=staged,\n",
-        "                    None,\n                    staged=staged,\n",
+        "                replay_start,\n                staged=",
+        "                None,\n                staged=",
     ),
     (
         "step loses the window",
         TABLES,
-        "                    num_computed_tokens,\n                    replay_start,\n",
-        "                    None,\n                    replay_start,\n",
+        "                num_computed_tokens,\n                replay_start,\n",
+        "                None,\n                replay_start,\n",
     ),
     (
         "a step is two launches",
-        TABLES,
-        "                )\n            )\n            self.launches += 1\n        if staged",
-        "                )\n            )\n            self.launches += 2\n        if staged",
+        BASE_TABLES,
+        "            self._backend.step(step)\n            self.launches += 1\n",
+        "            self._backend.step(step)\n            self.launches += 2\n",
     ),
     (
         "staged writes applied again",
-        TABLES,
-        "        if staged is not None:\n            staged.clear()\n        return",
-        "        return",
+        BASE_TABLES,
+        "            step.staged.clear()\n",
+        "            pass\n",
     ),
     # Rows
     (
@@ -414,13 +417,13 @@ _HOST = [
     ("pool limit one too high", LAYOUT, "bounds.append((pool - 1,", "bounds.append((pool,"),
     (
         "int32 out always accepted",
-        ARGUMENTS,
+        OUTPUTS,
         "if group.maps_slots and last_slot > INT32_MAX:",
         "if False:",
     ),
     (
         "int32 out one block late",
-        ARGUMENTS,
+        OUTPUTS,
         "(largest_ids[g] + 1) * group.block_size - 1",
         "largest_ids[g] * group.block_size - 1",
     ),
@@ -431,7 +434,7 @@ _HOST = [
         "    if num_tokens > capacity + 9:",
     ),
     ("rows not aligned", GROUPS, "multiple = token_alignment // gcd", "multiple = 1 // gcd"),
-    ("dummy slots not PAD", TABLES, "        self.slot_mappings.fill_(PAD_SLOT_ID)\n", ""),
+    ("dummy slots not PAD", BETWEEN, "        self.slot_mappings.fill_(PAD_SLOT_ID)\n", ""),
     (
         "drafts into slot_mappings",
         TABLES,

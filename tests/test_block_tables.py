@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup, SlotMappingMode
-from fused_slots.block_tables import CACHED_VIEWS
+from fused_slots.base_tables import CACHED_VIEWS
 from fused_slots.reference import gathered_row, slot_mappings
 from tests.backends_under_test import (
     BACKENDS,

@@ -167,8 +167,8 @@ def test_nothing_on_the_hot_path_imports_the_inspectors() -> None:
     assert names(importers) == []
     # Inside functions only the manager's two doors to them do, which no step opens.
     doors = [path for path in HOT_PATH if imports(path, "fused_slots.inspect")]
-    assert names(doors) == ["block_tables.py"]
-    assert _functions_importing(PACKAGE / "block_tables.py", "fused_slots.inspect") == {
+    assert names(doors) == ["between_steps.py"]
+    assert _functions_importing(PACKAGE / "between_steps.py", "fused_slots.inspect") == {
         "explain",
         "check_integrity",
     }

@@ -20,7 +20,7 @@ from fused_slots import AscendBlockTables, KVCacheGroup
 from fused_slots.backends.interpreter import InterpreterBackend
 from fused_slots.backends.launch import Launch, Launcher
 from fused_slots.backends.pinned import PinnedRing
-from fused_slots.block_tables import CACHED_VIEWS
+from fused_slots.base_tables import CACHED_VIEWS
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from tests.backends_under_test import MakeTables

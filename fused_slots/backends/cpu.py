@@ -15,7 +15,7 @@ import torch
 
 from fused_slots.backends.base import FAULT_DETAILS, Backend, Step
 from fused_slots.faults import Fault, FaultCode, fault_records
-from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
+from fused_slots.groups import PAD_SLOT_ID, GroupKind, KVCacheGroup
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
@@ -247,7 +247,7 @@ class CpuBackend(Backend):
         padded = tokens.padded
         if group.prefix_cacheable and tokens.replayed is not None:
             padded = _union(padded, tokens.replayed)
-        if group.circular:
+        if group.kind is GroupKind.RING:
             column, offset = np.zeros_like(tokens.positions), tokens.positions % group.block_size
             code = FaultCode.EMPTY_RING
         else:

@@ -29,7 +29,6 @@ def _line(layout: TableLayout, g: int) -> list[int]:
     """One group's numbers in the order of kernels/descriptor.py."""
     group = layout.groups[g]
     shards, rank = layout.shards(g)
-    kind = 0 if not group.maps_slots else 1 if group.circular else 2
     column_size, virtual_size = group.tokens_per_column, group.block_size * shards
     return [
         layout.offsets[g] // ARENA_ALIGNMENT,
@@ -42,7 +41,7 @@ def _line(layout: TableLayout, g: int) -> list[int]:
         shift_of(shards),
         rank,
         group.columns_per_block,
-        kind,
+        int(group.kind),
         int(group.prefix_cacheable),
         group.sliding_window_reach,
     ]
@@ -55,7 +54,7 @@ def check_int32_positions(layout: TableLayout) -> None:
         ConfigurationError: names the group and the numbers.
     """
     for g, group in enumerate(layout.groups):
-        if not group.maps_slots or group.circular:
+        if not group.kind.is_paged:
             continue
         shards, _ = layout.shards(g)
         block = group.block_size * shards

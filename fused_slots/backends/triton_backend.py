@@ -28,6 +28,7 @@ from fused_slots.backends.descriptor import (
 )
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
 from fused_slots.faults import Fault, FaultCode, fault_records
+from fused_slots.groups import GroupKind
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, TokenPlan, WarmupReport
 
@@ -70,7 +71,7 @@ class TritonBackend(Backend):
         self._map_tile = plan.REQUEST_TILE if self._by_request else plan.TILE
         self._powers_of_two = all(is_power_of_two(size) for size in position_divisors(layout))
         self._sharded = layout.context_parallel.size > 1
-        self._has_ring = any(group.circular and group.maps_slots for group in layout.groups)
+        self._has_ring = any(group.kind is GroupKind.RING for group in layout.groups)
         # The variants that the assembler would spill registers in otherwise.
         heavy = checked or not self._powers_of_two
         self._max_registers = plan.HEAVY_REGISTERS if heavy else None

@@ -10,12 +10,12 @@ import numpy as np
 from fused_slots.faults import IntegrityError
 
 if TYPE_CHECKING:
-    from fused_slots.block_tables import AscendBlockTables
+    from fused_slots.base_tables import BaseTables
 
 MAX_LISTED = 20
 
 
-def check_integrity(tables: AscendBlockTables) -> None:
+def check_integrity(tables: BaseTables) -> None:
     """Read every buffer back and check it; rows with staged writes are judged by the device's.
 
     Raises:
@@ -33,7 +33,7 @@ def check_integrity(tables: AscendBlockTables) -> None:
         raise IntegrityError("check_integrity", expected="no finding", actual=listed + more)
 
 
-def _buffers_moved(tables: AscendBlockTables) -> Iterator[str]:
+def _buffers_moved(tables: BaseTables) -> Iterator[str]:
     backend = tables._backend
     owned = [
         ("slot_mappings", tables.slot_mappings, backend.slot_mappings),
@@ -49,7 +49,7 @@ def _buffers_moved(tables: AscendBlockTables) -> Iterator[str]:
             yield f"{name} was replaced by another tensor; the kernels still use the first one"
 
 
-def _row_lengths(tables: AscendBlockTables) -> Iterator[str]:
+def _row_lengths(tables: BaseTables) -> Iterator[str]:
     layout = tables.layout
     host, device = tables.num_blocks.np, tables.num_blocks.gpu.cpu().numpy()
     staged = tables._rows.staged_rows
@@ -68,7 +68,7 @@ def _row_lengths(tables: AscendBlockTables) -> Iterator[str]:
                 )
 
 
-def _row_contents(tables: AscendBlockTables) -> Iterator[str]:
+def _row_contents(tables: BaseTables) -> Iterator[str]:
     layout = tables.layout
     filled = tables.num_blocks.gpu.cpu().numpy()
     for g, group in enumerate(layout.groups):
@@ -93,11 +93,11 @@ def _row_contents(tables: AscendBlockTables) -> Iterator[str]:
                 )
 
 
-def _aliased_slots(tables: AscendBlockTables) -> Iterator[str]:
+def _aliased_slots(tables: BaseTables) -> Iterator[str]:
     """Two tokens of the last step on one slot; block 0 and rings apart."""
     slot_mappings = tables.slot_mappings.cpu().numpy()
     for g, group in enumerate(tables.layout.groups):
-        if not group.maps_slots or group.circular:
+        if not group.kind.is_paged:
             continue
         tokens = np.flatnonzero(slot_mappings[g] >= group.block_size)
         slots, first, counts = np.unique(

@@ -80,7 +80,7 @@ class DemoReport:
                     "name": group.name or f"group {g}",
                     "block_size": group.block_size,
                     "kernel_block_size": group.tokens_per_column,
-                    "kind": kind_of(group.maps_slots, group.circular),
+                    "kind": group.kind.word,
                     "slots_mapped": sum(replay.outcomes[g][outcome] for outcome in _MAPPED),
                     "slots_padded": sum(replay.outcomes[g][outcome] for outcome in _PADDED),
                     "blocks_in_use_max": int(blocks[:, g].max(initial=0)),
@@ -191,11 +191,6 @@ def sparkline(values: Sequence[int]) -> str:
     """A row of bars, one a value, scaled to the largest."""
     top = max(values, default=0) or 1
     return "".join(_BARS[value * (len(_BARS) - 1) // top] for value in values)
-
-
-def kind_of(maps_slots: bool, circular: bool) -> str:
-    """A group's kind in one word."""
-    return "state" if not maps_slots else "ring" if circular else "paged"
 
 
 def default_progress(json_wanted: bool) -> TextIO | None:

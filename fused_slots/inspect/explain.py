@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from fused_slots.arguments import check_count
 from fused_slots.faults import INT32_MAX
+from fused_slots.groups import GroupKind
 from fused_slots.reference import MappedToken, Outcome, map_token
 
 if TYPE_CHECKING:
-    from fused_slots.block_tables import AscendBlockTables
+    from fused_slots.base_tables import BaseTables
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Explanation:
 
 
 def explain(
-    tables: AscendBlockTables, group: int, req_index: int, position: int, replay_start: int = 0
+    tables: BaseTables, group: int, req_index: int, position: int, replay_start: int = 0
 ) -> Explanation:
     """Derive the slot of one token from what the device's table holds now.
 
@@ -68,7 +69,7 @@ def explain(
     return Explanation(token.slot, token.outcome, tuple(filter(None, lines)))
 
 
-def _filled_columns(tables: AscendBlockTables, group: int, req_index: int) -> list[int] | None:
+def _filled_columns(tables: BaseTables, group: int, req_index: int) -> list[int] | None:
     if not 0 <= req_index < tables.layout.max_num_reqs:
         return None
     filled = int(tables.num_blocks.gpu[group, req_index])
@@ -76,11 +77,11 @@ def _filled_columns(tables: AscendBlockTables, group: int, req_index: int) -> li
     return columns
 
 
-def _sizes(tables: AscendBlockTables, group: int) -> str:
+def _sizes(tables: BaseTables, group: int) -> str:
     layout, kind = tables.layout, tables.layout.groups[group]
     if not kind.maps_slots:
         return f"  mode NONE, row width {layout.widths[group]}"
-    if kind.circular:
+    if kind.kind is GroupKind.RING:
         return f"  circular: a ring of B = {kind.block_size} slots"
     size, rank = layout.shards(group)
     parts = [f"K = {kind.block_size}", f"B = {kind.tokens_per_column}"]
@@ -93,7 +94,7 @@ def _sizes(tables: AscendBlockTables, group: int) -> str:
     return "  " + ", ".join(parts)
 
 
-def _row_line(tables: AscendBlockTables, row: list[int] | None) -> str:
+def _row_line(tables: BaseTables, row: list[int] | None) -> str:
     if row is None:
         return ""
     shown = ", ".join(map(str, row[:8])) + (", ..." if len(row) > 8 else "")
@@ -101,7 +102,7 @@ def _row_line(tables: AscendBlockTables, row: list[int] | None) -> str:
 
 
 def _numbers(
-    tables: AscendBlockTables, group: int, position: int, token: MappedToken, replay_start: int
+    tables: BaseTables, group: int, position: int, token: MappedToken, replay_start: int
 ) -> list[str]:
     layout, kind = tables.layout, tables.layout.groups[group]
     ring = token.outcome in (Outcome.RING, Outcome.EMPTY_RING)
@@ -121,9 +122,7 @@ def _numbers(
     return lines
 
 
-def _paged_numbers(
-    tables: AscendBlockTables, group: int, position: int, token: MappedToken
-) -> list[str]:
+def _paged_numbers(tables: BaseTables, group: int, position: int, token: MappedToken) -> list[str]:
     layout, kind = tables.layout, tables.layout.groups[group]
     size, _ = layout.shards(group)
     interleave = layout.context_parallel.interleave

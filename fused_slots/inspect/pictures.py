@@ -186,9 +186,8 @@ class Film:
         axes.locator_params(integer=True, nbins=4)
         if first:
             group = self.schedule.groups[g]
-            kind = "state" if not group.maps_slots else "ring" if group.circular else "paged"
             axes.set_ylabel(
-                f"{group.name or f'group {g}'}\n{kind}, K = {group.block_size}",
+                f"{group.name or f'group {g}'}\n{group.kind.word}, K = {group.block_size}",
                 rotation=0,
                 ha="right",
                 va="center",

@@ -5,31 +5,18 @@ nothing on the device reads what they write, so the first two may wait for the t
 for the second where the gather may not wait: two launches. They wait only inside `defer_writes`
 and `fuse_gather`, which wrap the runner's own methods; whatever else is called while something
 waits carries it out first, so each call sees what it would have seen.
+
+One thing differs: a gather that waits reads `idx_mapping` when it is launched. Who writes other
+rows into that tensor between the two calls gets those in both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
+from fused_slots.backends.base import Step
 from fused_slots.block_tables import AscendBlockTables
-from fused_slots.faults import Fault
-from fused_slots.host.rows import HostRows
-from fused_slots.plan import WarmupReport
-
-if TYPE_CHECKING:
-    from fused_slots.inspect.explain import Explanation
-
-
-class _Gather(NamedTuple):
-    """A gather into the shared tables that has been asked for and not launched."""
-
-    idx_mapping: torch.Tensor
-    num_reqs_padded: int
-    num_computed_tokens: torch.Tensor | None
 
 
 class DeferringBlockTables(AscendBlockTables):
@@ -42,7 +29,8 @@ class DeferringBlockTables(AscendBlockTables):
     _fusing = False
     _writes_wait = False
     """`apply_staged_writes` was called, and the device has not taken the writes yet."""
-    _gather_waits: _Gather | None = None
+    _gather_waits: Step | None = None
+    """A gather into the gathered tables that was called, checked and not launched."""
 
     @contextmanager
     def defer_writes(self) -> Iterator[None]:
@@ -55,11 +43,11 @@ class DeferringBlockTables(AscendBlockTables):
             yield
         finally:
             self._deferring = False
-            self._settle()
+            self._carry_out()
 
     @contextmanager
     def fuse_gather(self) -> Iterator[None]:
-        """Let a gather into the shared tables wait for the slot mapping of the same batch.
+        """Let a gather into the gathered tables wait for the slot mapping of the same batch.
 
         Around the runner's `prepare_attn`.
         """
@@ -68,154 +56,52 @@ class DeferringBlockTables(AscendBlockTables):
             yield
         finally:
             self._fusing = False
-            self._settle()
+            self._carry_out()
 
-    def append_block_ids(
-        self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool
-    ) -> None:
-        self._settle()
-        super().append_block_ids(req_index, new_block_ids, overwrite)
-
-    def apply_staged_writes(self) -> None:
-        self._settle()
-        if self._deferring and self._rows.pending:
-            self._writes_wait = True
-        else:
-            super().apply_staged_writes()
-
-    def gather_block_tables(
-        self,
-        idx_mapping: torch.Tensor,
-        num_reqs_padded: int,
-        out: Sequence[torch.Tensor] | None = None,
-        out_ptrs: torch.Tensor | None = None,
-        num_computed_tokens: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, ...]:
-        if self._fusing and out is None and self._gather_waits is None:
-            _, num_reqs_padded = self._check_gather(
-                idx_mapping, num_reqs_padded, out, out_ptrs, num_computed_tokens
-            )
-            self._gather_waits = _Gather(idx_mapping, num_reqs_padded, num_computed_tokens)
-            return self._gathered(num_reqs_padded)
+    def _launch(self, step: Step) -> None:
+        gathers, maps = step.idx_mapping is not None, step.query_start_loc is not None
         if self._gather_waits is not None:
-            self._settle()
-        gathered = super().gather_block_tables(
-            idx_mapping, num_reqs_padded, out, out_ptrs, num_computed_tokens
-        )
-        self._settle()
-        return gathered
+            self._carry_out()
+            step = step._replace(staged=self._rows if step.staged and self._rows.pending else None)
+        if not gathers and self._deferring:
+            self._writes_wait = self._waiting = True
+        elif gathers and not maps and step.tables_out is None and self._fusing:
+            self._gather_waits, self._waiting = step, True
+        else:
+            self._launch_with_writes(step)
 
-    def compute_slot_mappings(
-        self,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        num_tokens_padded: int,
-        out: torch.Tensor | None = None,
-        replay_start: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def _launch_map(self, step: Step) -> None:
         gather = self._gather_waits
-        if gather is None or out is not None or not self._completes(gather, idx_mapping):
-            self._settle()
-            return super().compute_slot_mappings(
-                idx_mapping, query_start_loc, positions, num_tokens_padded, out, replay_start
+        if (
+            gather is None
+            or step.slots_out is not None
+            or step.idx_mapping is not gather.idx_mapping
+        ):
+            self._carry_out()
+            super()._launch_map(step)
+            return
+        self._launch_with_writes(
+            step._replace(
+                num_reqs_padded=gather.num_reqs_padded,
+                num_computed_tokens=gather.num_computed_tokens,
             )
-        _, slots = super().step(
-            idx_mapping,
-            query_start_loc,
-            positions,
-            num_reqs_padded=gather.num_reqs_padded,
-            num_tokens_padded=num_tokens_padded,
-            num_computed_tokens=gather.num_computed_tokens,
-            replay_start=replay_start,
         )
         self._gather_waits = None
+
+    def _launch_with_writes(self, step: Step) -> None:
+        """Launch `step`, and the writes that wait in the same launch: it reads what they say."""
+        if self._writes_wait:
+            step = step._replace(staged=self._staged("gather_block_tables"))
+        super()._launch(step)
         self._writes_wait = False
-        return slots
 
-    def step(
-        self,
-        idx_mapping: torch.Tensor,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        *,
-        num_reqs_padded: int | None = None,
-        num_tokens_padded: int | None = None,
-        num_computed_tokens: torch.Tensor | None = None,
-        replay_start: torch.Tensor | None = None,
-    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        if self._gather_waits is not None:
-            self._settle()
-        result = super().step(
-            idx_mapping,
-            query_start_loc,
-            positions,
-            num_reqs_padded=num_reqs_padded,
-            num_tokens_padded=num_tokens_padded,
-            num_computed_tokens=num_computed_tokens,
-            replay_start=replay_start,
-        )
-        self._writes_wait = False
-        return result
-
-    def map_tokens(
-        self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        self._settle()
-        return super().map_tokens(rows, positions, out)
-
-    def get_dummy_block_tables(self, num_reqs: int) -> tuple[torch.Tensor, ...]:
-        self._settle()
-        return super().get_dummy_block_tables(num_reqs)
-
-    def get_dummy_slot_mappings(self, num_tokens: int) -> torch.Tensor:
-        self._settle()
-        return super().get_dummy_slot_mappings(num_tokens)
-
-    def init_block_table_layout_tensors(self) -> None:
-        self._settle()
-        super().init_block_table_layout_tensors()
-
-    def warmup(self) -> WarmupReport:
-        self._settle()
-        return super().warmup()
-
-    def take_faults(self) -> list[Fault]:
-        self._settle()
-        return super().take_faults()
-
-    def explain(
-        self, group: int, req_index: int, position: int, replay_start: int = 0
-    ) -> Explanation:
-        self._settle()
-        return super().explain(group, req_index, position, replay_start)
-
-    def check_integrity(self) -> None:
-        self._settle()
-        super().check_integrity()
-
-    def _completes(self, gather: _Gather, idx_mapping: torch.Tensor) -> bool:
-        """Whether one step does what waits and no more.
-
-        A step applies all staged writes; those that were not applied must stay invisible.
-        """
-        return gather.idx_mapping is idx_mapping and self._writes_wait == self._rows.pending
-
-    def _staged_for_gather(self) -> HostRows | None:
-        """The waiting writes: a gather reads what they say, so one launch does both."""
-        return self._staged("gather_block_tables") if self._writes_wait else None
-
-    def _settle(self) -> None:
+    def _carry_out(self) -> None:
         """Launch what waits: a gather with the writes before it, or the writes alone."""
         gather, self._gather_waits = self._gather_waits, None
         try:
             if gather is not None:
-                super().gather_block_tables(
-                    gather.idx_mapping,
-                    gather.num_reqs_padded,
-                    num_computed_tokens=gather.num_computed_tokens,
-                )
+                self._launch_with_writes(gather)
         finally:
             if self._writes_wait:
-                super().apply_staged_writes()  # nothing, if the gather has taken them
-                self._writes_wait = False
+                self._launch_with_writes(Step())
+            self._waiting = False

@@ -1,0 +1,175 @@
+"""What a manager consists of: rows on the host, buffers on the device, and the way to launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fused_slots.backends.base import Backend, Step
+from fused_slots.faults import ConfigurationError
+from fused_slots.host.rows import HostRows
+from fused_slots.layout import TableLayout
+
+CACHED_VIEWS = 64
+"""Numbers of rows, and of tokens, for which views of the results are kept."""
+
+
+@dataclass(frozen=True)
+class BlockTable:
+    """One group's source table: `gpu` is int32 [max_num_reqs, width] on the manager's device."""
+
+    gpu: torch.Tensor
+
+
+@dataclass(frozen=True)
+class NumBlocks:
+    """Filled columns per row, int32 [G, max_num_reqs].
+
+    `np` is the host's truth, staged appends included; `gpu` is the device's copy, which follows
+    when staged writes are applied.
+    """
+
+    np: npt.NDArray[np.int32]
+    gpu: torch.Tensor
+
+
+class BaseTables:
+    """A manager's parts, what vLLM reads of its own class, and the two ways to launch."""
+
+    layout: TableLayout
+    _rows: HostRows
+    _backend: Backend
+    _waiting = False
+    """Whether something was put off that the next call must carry out (vllm/deferral.py)."""
+
+    def _assemble(
+        self, layout: TableLayout, backend: type[Backend], device: torch.device, checked: bool
+    ) -> None:
+        """Allocate everything on the host and on the device.
+
+        Raises:
+            ConfigurationError: the sizes do not fit the memory.
+        """
+        self.layout = layout
+        self.redirect_writes_to_null_block = False
+        """Writable: while true, every staged block id becomes the null block (vLLM sets it)."""
+        self.launches = 0
+        """Operations started on the device since construction; graph replays do not count."""
+        with _naming_sizes(layout, device):
+            self._rows = HostRows(layout)
+            self._backend = backend(layout, device, checked)
+        # As tensors name it: "cuda" holds them on "cuda:0", "cpu:0" on "cpu".
+        self.device = self._backend.slot_mappings.device
+        self.block_tables = [BlockTable(table) for table in self._backend.tables]
+        self.input_block_tables = list(self._backend.input_tables)
+        self._views: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._slot_views: dict[int, torch.Tensor] = {}
+        self.num_blocks = NumBlocks(self._rows.num_columns, self._backend.num_columns)
+        self.slot_mappings = self._backend.slot_mappings
+
+    # What vLLM reads of its own class, under its names.
+
+    @property
+    def block_sizes(self) -> list[int]:
+        """Tokens per allocation block of every group."""
+        return [group.block_size for group in self.layout.groups]
+
+    @property
+    def num_kv_cache_groups(self) -> int:
+        """Number of KV cache groups (G)."""
+        return self.layout.num_groups
+
+    @property
+    def max_num_reqs(self) -> int:
+        """Rows of every table."""
+        return self.layout.max_num_reqs
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of one step; the width of `slot_mappings`."""
+        return self.layout.max_num_batched_tokens
+
+    @property
+    def cp_size(self) -> int:
+        """Context parallel ranks."""
+        return self.layout.context_parallel.size
+
+    @property
+    def cp_rank(self) -> int:
+        """This context parallel rank."""
+        return self.layout.context_parallel.rank
+
+    @property
+    def cp_interleave(self) -> int:
+        """Consecutive tokens on one context parallel rank."""
+        return self.layout.context_parallel.interleave
+
+    def _carry_out(self) -> None:
+        """Launch what was put off; every call but the launches themselves asks for it first."""
+
+    def _launch(self, step: Step) -> None:
+        """Apply, gather and map what `step` names; its staged writes are then the device's."""
+        if self.layout.num_groups:
+            self._backend.step(step)
+            self.launches += 1
+        if step.staged is not None:
+            step.staged.clear()
+
+    def _launch_map(self, step: Step) -> None:
+        """Map the batch's tokens and nothing else."""
+        if self.layout.num_groups:
+            self._backend.map_slots(step)
+            self.launches += 1
+
+    def _staged(self, operation: str) -> HostRows | None:
+        """The rows if they have staged writes: those stay until the device has taken them.
+
+        Raises:
+            InvalidArgumentError: there are some, and a graph is being captured.
+        """
+        if not self._rows.pending:
+            return None
+        self._backend.refuse_capture(operation)
+        return self._rows
+
+    def _gathered(self, num_rows: int) -> tuple[torch.Tensor, ...]:
+        """The first rows of the gathered tables; making the views anew costs 1 µs a group."""
+        views = self._views.get(num_rows)
+        if views is None:
+            if len(self._views) >= CACHED_VIEWS:
+                self._views.clear()
+            views = tuple(table[:num_rows] for table in self.input_block_tables)
+            self._views[num_rows] = views
+        return views
+
+    def _mapped(self, num_tokens: int) -> torch.Tensor:
+        """The first columns of the slot mappings, likewise."""
+        view = self._slot_views.get(num_tokens)
+        if view is None:
+            if len(self._slot_views) >= CACHED_VIEWS:
+                self._slot_views.clear()
+            view = self._slot_views[num_tokens] = self.slot_mappings[:, :num_tokens]
+        return view
+
+
+@contextmanager
+def _naming_sizes(layout: TableLayout, device: torch.device) -> Iterator[None]:
+    """Turn a refused allocation into an error that names the sizes which asked for it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        words = ("out of memory", "allocate memory", "Storage size")
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in words):
+            raise
+        raise ConfigurationError(
+            f"max_num_reqs={layout.max_num_reqs}, "
+            f"max_num_batched_tokens={layout.max_num_batched_tokens}, row widths {layout.widths}",
+            expected=f"buffers that fit the memory of {device}",
+            actual=f"{layout.num_bytes:,} bytes, which were refused",
+            hint="Lower max_num_reqs, max_num_blocks or max_num_batched_tokens",
+        ) from error

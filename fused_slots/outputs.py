@@ -1,0 +1,127 @@
+"""Checks of the buffers that callers give for results, made before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fused_slots.arguments import INDEX_DTYPES, layout_of
+from fused_slots.backends.base import Backend
+from fused_slots.faults import INT32_MAX, InvalidArgumentError
+from fused_slots.layout import TableLayout
+
+
+def check_matrix(
+    name: str,
+    tensor: torch.Tensor,
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device,
+    minimum_shape: tuple[int, int],
+) -> None:
+    """Check a 2-D tensor with contiguous, separate rows, at least as large as `minimum_shape`.
+
+    Raises:
+        InvalidArgumentError: it is no tensor, or has the wrong dtype, shape, layout or device.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidArgumentError(name, expected="a torch.Tensor", actual=type(tensor).__name__)
+    if tensor.dtype not in dtypes:
+        expected = " or ".join(map(str, dtypes))
+        raise InvalidArgumentError(name, expected=expected, actual=str(tensor.dtype))
+    shape = tensor.shape
+    if len(shape) != 2 or shape[0] < minimum_shape[0] or shape[1] < minimum_shape[1]:
+        raise InvalidArgumentError(
+            name,
+            expected=f"shape [>= {minimum_shape[0]}, >= {minimum_shape[1]}]",
+            actual=f"shape {list(shape)}",
+        )
+    if tensor.device != device:
+        raise InvalidArgumentError(
+            name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
+        )
+    is_strided = tensor.layout is torch.strided
+    if not is_strided or (shape[1] > 1 and tensor.stride(1) != 1):
+        raise InvalidArgumentError(
+            name, expected="contiguous rows (stride(1) == 1)", actual=layout_of(tensor)
+        )
+    if shape[0] > 1 and tensor.stride(0) < shape[1]:
+        raise InvalidArgumentError(
+            name,
+            expected=f"rows that do not overlap (stride(0) >= {shape[1]})",
+            actual=layout_of(tensor),
+        )
+
+
+def check_tables_out(
+    layout: TableLayout, device: torch.device, out: Sequence[torch.Tensor]
+) -> None:
+    """Check a caller's tables for a gather: int32 [rows, >= width] each, with memory of its own.
+
+    Raises:
+        InvalidArgumentError: names the table and what is wrong with it.
+    """
+    expected = f"{layout.num_groups} tables, one per KV cache group"
+    if not isinstance(out, (list, tuple)):
+        raise InvalidArgumentError("out", expected=expected, actual=type(out).__name__)
+    if len(out) != layout.num_groups:
+        raise InvalidArgumentError("out", expected=expected, actual=f"{len(out)}")
+    owners: dict[int, int] = {}
+    for g, table in enumerate(out):
+        check_matrix(f"out[{g}]", table, (torch.int32,), device, (0, layout.widths[g]))
+        owner = owners.setdefault(table.data_ptr(), g)
+        if owner != g and table.numel():
+            raise InvalidArgumentError(
+                f"out[{g}]", expected="a table of its own", actual=f"the memory of out[{owner}]"
+            )
+
+
+def is_own_table_list(backend: Backend, out: Sequence[torch.Tensor]) -> bool:
+    """Whether `out` is `input_block_tables`, whose contents are tracked from call to call.
+
+    Raises:
+        InvalidArgumentError: it is a part of the manager's memory, written behind its back.
+    """
+    own = backend.input_tables
+    if out and all(a.data_ptr() == b.data_ptr() for a, b in zip(out, own, strict=True)):
+        return True
+    storages = [
+        arena.untyped_storage().data_ptr() for arena in (backend.arena, backend.input_arena)
+    ]
+    for g, table in enumerate(out):
+        if table.untyped_storage().data_ptr() in storages:
+            raise InvalidArgumentError(
+                f"out[{g}]",
+                expected="memory outside the manager, or input_block_tables whole",
+                actual="a part of its tables",
+            )
+    return False
+
+
+def check_slots_out(
+    layout: TableLayout, device: torch.device, out: torch.Tensor, largest_ids: Sequence[int]
+) -> None:
+    """Check an output of slots: [G, capacity], int32 or int64, wide enough for every slot.
+
+    Raises:
+        InvalidArgumentError: wrong shape, dtype or device, or an int32 buffer that a slot of a
+            block already in the tables does not fit.
+    """
+    check_matrix("out", out, INDEX_DTYPES, device, (layout.num_groups, 0))
+    if out.shape[0] != layout.num_groups:
+        raise InvalidArgumentError(
+            "out",
+            expected=f"{layout.num_groups} rows, one per KV cache group",
+            actual=f"{out.shape[0]}",
+        )
+    if out.dtype is torch.int64 or layout.slot_dtype is torch.int32:
+        return
+    for g, group in enumerate(layout.groups):
+        last_slot = (largest_ids[g] + 1) * group.block_size - 1
+        if group.maps_slots and last_slot > INT32_MAX:
+            raise InvalidArgumentError(
+                "out",
+                expected=f"int64: {layout.describe(g)} holds block {largest_ids[g]}, whose last "
+                f"slot is {last_slot}",
+                actual="torch.int32",
+            )

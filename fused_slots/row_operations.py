@@ -1,0 +1,47 @@
+"""What a runner does to rows: new blocks are staged on the host, then applied on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fused_slots.backends.base import Step
+from fused_slots.base_tables import BaseTables
+
+
+class RowOperations(BaseTables):
+    """The calls that change rows."""
+
+    def append_block_ids(
+        self,
+        req_index: int,
+        new_block_ids: Sequence[Sequence[int]],
+        overwrite: bool,
+    ) -> None:
+        """Stage one request's new blocks; the device sees them after `apply_staged_writes`.
+
+        All or nothing: after an error no group's row has changed.
+
+        Args:
+            req_index: the request's row.
+            new_block_ids: per group, a list of allocation block ids. Under kernel splitting each
+                id k becomes the columns k*n ... k*n + n - 1.
+            overwrite: start the row anew with these blocks instead of appending them.
+
+        Raises:
+            InvalidArgumentError: no such row, or not one list per group.
+            BlockIdError: an id is negative, outside the pool, or has slots beyond slot_dtype.
+            RowCapacityError: the row has too few columns; names request, group and the numbers.
+        """
+        if self._waiting:
+            self._carry_out()
+        self._rows.stage(req_index, new_block_ids, overwrite, self.redirect_writes_to_null_block)
+
+    def apply_staged_writes(self) -> None:
+        """Make the staged writes visible on the device: one launch, none if nothing is staged.
+
+        Raises:
+            InvalidArgumentError: writes are pending while a graph is being captured.
+        """
+        staged = self._staged("apply_staged_writes")
+        if staged is not None:
+            self._launch(Step(staged=staged))
