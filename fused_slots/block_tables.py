@@ -214,6 +214,8 @@ class AscendBlockTables(RowOperations, BetweenSteps):
                     tables_out=out,
                 )
             )
+        elif self._waiting:
+            self._carry_out()
         if out is None:
             return self._gathered(num_reqs_padded)
         return tuple(table[:num_reqs_padded] for table in out)
