@@ -32,8 +32,8 @@ UB_GOAL = 96 * 1024
 
 SOURCES = (
     "kernels/*_ascend.py",
-    "kernels/descriptor.py",
-    "kernels/mapping.py",
+    "kernels/common.py",
+    "kernels/layout.py",
     "backends/ascend*.py",
     "backends/base.py",
     "backends/descriptor.py",

@@ -185,7 +185,7 @@ def _functions_importing(path: Path, package: str) -> set[str]:
 
 
 def test_kernels_import_triton_and_each_other_only() -> None:
-    kernels = sorted((PACKAGE / "kernels").glob("*.py"))
+    kernels = sorted((PACKAGE / "kernels").rglob("*.py"))
     for path in kernels:
         for module in imported_modules(path):
             top = ".".join(module.split(".")[:2])

@@ -8,7 +8,7 @@ the same.
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.mapping import INT32_MAX
+from fused_slots.kernels.layout import INT32_MAX
 
 WINDOW = tl.constexpr(64)
 """Columns that a tile within one row reads at once."""

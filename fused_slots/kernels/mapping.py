@@ -10,20 +10,14 @@ A ring has col = 0 and slot = table[row, 0]·B + p mod B.
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.descriptor import KIND_NONE, KIND_RING
-
-INT32_MAX = tl.constexpr(2147483647)
-PAD = tl.constexpr(-1)
-
-COLUMN_OUT_OF_ROW = tl.constexpr(1)
-EMPTY_RING = tl.constexpr(2)
-ROW_OUT_OF_RANGE = tl.constexpr(3)
-TOKENS_OVER_CAPACITY = tl.constexpr(4)
-
-FAULT_DETAILS = tl.constexpr(64)
-"""Faults that checked mode records one by one."""
-DETAIL_WIDTH = tl.constexpr(5)
-"""int64 numbers of one record: code, group, row, token, position."""
+from fused_slots.kernels.layout import (
+    DETAIL_WIDTH,
+    FAULT_DETAILS,
+    INT32_MAX,
+    KIND_NONE,
+    KIND_RING,
+    PAD,
+)
 
 
 @triton.jit

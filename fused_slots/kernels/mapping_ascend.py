@@ -10,24 +10,22 @@ under an if, since other atomics take a lock in program order. Faults have no de
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.descriptor import (
+from fused_slots.kernels.entries_ascend import gather_in_tile, table_entries
+from fused_slots.kernels.layout import (
     CACHEABLE,
+    COLUMN_OUT_OF_ROW,
     COLUMNS_PER_BLOCK,
+    EMPTY_RING,
+    INT32_MAX,
     KIND_NONE,
     KIND_RING,
+    PAD,
     RANK,
+    ROW_OUT_OF_RANGE,
     SHARDS,
     SHARDS_SHIFT,
     VIRTUAL_SHIFT,
     VIRTUAL_SIZE,
-)
-from fused_slots.kernels.entries_ascend import gather_in_tile, table_entries
-from fused_slots.kernels.mapping import (
-    COLUMN_OUT_OF_ROW,
-    EMPTY_RING,
-    INT32_MAX,
-    PAD,
-    ROW_OUT_OF_RANGE,
 )
 
 FAR = tl.constexpr(2147483648.0)

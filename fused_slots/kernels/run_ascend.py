@@ -7,9 +7,14 @@ and the number of tokens that the row's columns hold are scalars; so is the numb
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.descriptor import CACHEABLE, KIND_PAGED
 from fused_slots.kernels.entries_ascend import WINDOW, gather_in_tile, window_of_row
-from fused_slots.kernels.mapping import COLUMN_OUT_OF_ROW, INT32_MAX, PAD
+from fused_slots.kernels.layout import (
+    CACHEABLE,
+    COLUMN_OUT_OF_ROW,
+    INT32_MAX,
+    KIND_PAGED,
+    PAD,
+)
 from fused_slots.kernels.mapping_ascend import quotient
 
 FAR_SQUARED = tl.constexpr(0x5E800000)

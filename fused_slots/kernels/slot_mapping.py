@@ -12,13 +12,12 @@ Further programs of the grid write PAD behind the last token.
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.descriptor import DESCRIPTOR_WIDTH
+from fused_slots.kernels.common import count_cut_tokens, pad_tail
+from fused_slots.kernels.layout import DESCRIPTOR_WIDTH
 from fused_slots.kernels.token_tiles import (
-    count_cut_tokens,
     group_numbers,
     map_or_pad,
     map_tile,
-    pad_tail,
 )
 
 

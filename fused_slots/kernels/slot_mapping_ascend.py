@@ -7,7 +7,9 @@ p working for group p mod G; every role strides over its work, so any number of 
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.descriptor import (
+from fused_slots.kernels.common import count_cut_tokens, pad_tail
+from fused_slots.kernels.entries_ascend import gather_in_tile
+from fused_slots.kernels.layout import (
     COLUMN_SHIFT,
     COLUMN_SIZE,
     DESCRIPTOR_WIDTH,
@@ -16,8 +18,6 @@ from fused_slots.kernels.descriptor import (
     OFFSET_UNIT,
     WIDTH,
 )
-from fused_slots.kernels.entries_ascend import gather_in_tile
-from fused_slots.kernels.mapping import PAD, TOKENS_OVER_CAPACITY
 from fused_slots.kernels.mapping_ascend import clamp_rows, load_row, map_tile
 from fused_slots.kernels.run_ascend import map_run
 
@@ -336,23 +336,6 @@ def map_spans(
 
 
 @triton.jit
-def pad_tail(group_slots_ptr, num_tokens, capacity, program, num_pad, PAD_TILE: tl.constexpr):
-    """Write PAD behind the last token; this program takes every num_pad-th piece."""
-    lanes = tl.arange(0, PAD_TILE)
-    begin = tl.maximum(num_tokens, 0) + program * PAD_TILE
-    for pad in range(begin, capacity, num_pad * PAD_TILE):
-        value = tl.full([PAD_TILE], PAD, group_slots_ptr.dtype.element_ty)
-        tl.store(group_slots_ptr + pad + lanes, value, mask=pad + lanes < capacity)
-
-
-@triton.jit
-def count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens):
-    """Count the tokens that the batch names and the output or the positions do not hold."""
-    if given > num_tokens:
-        tl.atomic_add(faults_ptr + TOKENS_OVER_CAPACITY * num_groups + g, given - num_tokens)
-
-
-@triton.jit
 def slots_on_ascend(
     slots_ptr,  # int32 or int64 [G, slots_stride]
     idx_mapping_ptr,  # int32 or int64 [num_reqs]; FLAT: [num_positions], the row of each token
@@ -394,7 +377,8 @@ def slots_on_ascend(
     if x >= num_tiles:
         if x == num_tiles:
             count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
-        pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, PAD_TILE)
+        begin = tl.maximum(num_tokens, 0)
+        pad_tail(group_slots_ptr, begin, capacity, x - num_tiles, num_pad, PAD_TILE)
     else:
         map_spans(
             x,

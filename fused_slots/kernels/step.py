@@ -21,64 +21,24 @@ none reads what another one writes.
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.descriptor import (
+from fused_slots.kernels.common import changed_columns
+from fused_slots.kernels.layout import (
     COLUMN_SHIFT,
     COLUMN_SIZE,
     DESCRIPTOR_WIDTH,
     OFFSET,
     OFFSET_UNIT,
     REACH,
+    ROW_OUT_OF_RANGE,
     WIDTH,
 )
 from fused_slots.kernels.mapping import (
-    ROW_OUT_OF_RANGE,
     clamp_row,
     count_faults,
     quotient,
 )
 from fused_slots.kernels.staged import staged_ids, staged_record
 from fused_slots.kernels.token_tiles import map_or_pad
-
-
-@triton.jit
-def changed_columns(
-    live,
-    exists,
-    row,
-    filled,
-    nulled,
-    generation,
-    old_key,
-    old_extents,
-    max_num_reqs,
-    width,
-    WHOLE: tl.constexpr,
-):
-    """The range of columns of each batch slot that a gather must write, and the slot's new state.
-
-    A slot that keeps its row and the row's generation needs the columns between the old and the
-    new extent, and those between the old and the new number of nulled columns; another one needs
-    all it has and all it had.
-
-    Returns:
-        First column, end, and the key (generation and row) of the new state.
-    """
-    key = tl.where(exists, generation.to(tl.int64) * max_num_reqs + row, -1)
-    if WHOLE:
-        low = row * 0
-        high = low + width
-    else:
-        old_filled = (old_extents >> 32).to(tl.int32)
-        old_nulled = (old_extents & 0xFFFFFFFF).to(tl.int32)
-        same_length, same_nulls = old_filled == filled, old_nulled == nulled
-        low = tl.where(same_length, width, tl.minimum(old_filled, filled))
-        low = tl.minimum(low, tl.where(same_nulls, width, tl.minimum(old_nulled, nulled)))
-        high = tl.where(same_length, 0, tl.maximum(old_filled, filled))
-        high = tl.maximum(high, tl.where(same_nulls, 0, tl.maximum(old_nulled, nulled)))
-        kept = key == old_key
-        low = tl.where(kept, low, 0)
-        high = tl.where(kept, high, tl.maximum(old_filled, filled))
-    return tl.where(live, low, 0), tl.where(live, high, 0), key
 
 
 @triton.jit
@@ -199,19 +159,17 @@ def gather_slots(
         num_written_rows,
         POW2,
     )
-    low, high, key = changed_columns(
-        live,
-        exists,
-        row,
-        filled,
-        nulled,
-        generation,
-        old_key,
-        old_extents,
-        max_num_reqs,
-        gathered_width,
-        WHOLE,
-    )
+    key = tl.where(exists, generation.to(tl.int64) * max_num_reqs + row, -1)
+    if WHOLE:
+        low = row * 0
+        high = low + gathered_width
+    else:
+        old_filled = (old_extents >> 32).to(tl.int32)
+        old_nulled = (old_extents & 0xFFFFFFFF).to(tl.int32)
+        low, high = changed_columns(
+            key == old_key, filled, nulled, old_filled, old_nulled, gathered_width
+        )
+    low, high = tl.where(live, low, 0), tl.where(live, high, 0)
     if helper == 0:
         nowhere = slot * 0 - 1
         too_large = live & (clamp_row(index, max_num_reqs) >= max_num_reqs)

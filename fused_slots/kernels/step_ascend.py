@@ -18,19 +18,20 @@ written back as a whole.
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.descriptor import (
+from fused_slots.kernels.common import changed_columns, count_cut_tokens, pad_tail
+from fused_slots.kernels.entries_ascend import ROWS, of_rows
+from fused_slots.kernels.layout import (
     COLUMN_SHIFT,
     COLUMN_SIZE,
     DESCRIPTOR_WIDTH,
     OFFSET,
     OFFSET_UNIT,
     REACH,
+    ROW_OUT_OF_RANGE,
     WIDTH,
 )
-from fused_slots.kernels.entries_ascend import ROWS, of_rows
-from fused_slots.kernels.mapping import ROW_OUT_OF_RANGE
 from fused_slots.kernels.mapping_ascend import clamp_rows, count_faults, quotient
-from fused_slots.kernels.slot_mapping_ascend import count_cut_tokens, map_spans, pad_tail
+from fused_slots.kernels.slot_mapping_ascend import map_spans
 
 
 @triton.jit
@@ -118,14 +119,8 @@ def gather_tile(
         old_generation = tl.load(old_state_ptr + plane, mask=live, other=0)
         old_filled = tl.load(old_state_ptr + 2 * plane, mask=live, other=0)
         old_nulled = tl.load(old_state_ptr + 3 * plane, mask=live, other=0)
-        same_length, same_nulls = old_filled == filled, old_nulled == nulled
-        low = tl.where(same_length, width, tl.minimum(old_filled, filled))
-        low = tl.minimum(low, tl.where(same_nulls, width, tl.minimum(old_nulled, nulled)))
-        high = tl.where(same_length, 0, tl.maximum(old_filled, filled))
-        high = tl.maximum(high, tl.where(same_nulls, 0, tl.maximum(old_nulled, nulled)))
         kept = (key == old_key) & (generation == old_generation)
-        low = tl.where(kept, low, 0)
-        high = tl.where(kept, high, tl.maximum(old_filled, filled))
+        low, high = changed_columns(kept, filled, nulled, old_filled, old_nulled, width)
     changed = live & (low < high)
     previous = -1
     for _ in range(tl.sum(changed.to(tl.int32), axis=0)):
@@ -292,7 +287,8 @@ def step_on_ascend(
         if x >= num_tiles:
             if x == num_tiles:
                 count_cut_tokens(faults_ptr, g, num_groups, given, num_tokens)
-            pad_tail(group_slots_ptr, num_tokens, capacity, x - num_tiles, num_pad, PAD_TILE)
+            begin = tl.maximum(num_tokens, 0)
+            pad_tail(group_slots_ptr, begin, capacity, x - num_tiles, num_pad, PAD_TILE)
         else:
             map_spans(
                 x,

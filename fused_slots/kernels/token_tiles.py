@@ -7,18 +7,22 @@ mix of short and long requests starves a program.
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.descriptor import (
+from fused_slots.kernels.common import count_cut_tokens, pad_tail
+from fused_slots.kernels.layout import (
     CACHEABLE,
+    COLUMN_OUT_OF_ROW,
     COLUMN_SHIFT,
     COLUMN_SIZE,
     COLUMNS_PER_BLOCK,
     DESCRIPTOR_WIDTH,
+    EMPTY_RING,
     KIND,
     KIND_NONE,
     KIND_RING,
     OFFSET,
     OFFSET_UNIT,
     RANK,
+    ROW_OUT_OF_RANGE,
     SHARDS,
     SHARDS_SHIFT,
     VIRTUAL_SHIFT,
@@ -26,11 +30,6 @@ from fused_slots.kernels.descriptor import (
     WIDTH,
 )
 from fused_slots.kernels.mapping import (
-    COLUMN_OUT_OF_ROW,
-    EMPTY_RING,
-    PAD,
-    ROW_OUT_OF_RANGE,
-    TOKENS_OVER_CAPACITY,
     clamp_position,
     clamp_row,
     count_faults,
@@ -481,21 +480,3 @@ def map_or_pad(
         # A negative number of tokens leaves all of num_tiles' tiles to them.
         begin = tl.maximum(tl.cdiv(tl.minimum(given, limit), TILE), num_tiles) * TILE
         pad_tail(group_slots_ptr, begin, capacity, x - num_tiles, num_pad, PAD_TILE)
-
-
-@triton.jit
-def pad_tail(slots_ptr, begin, capacity, program, num_programs, PAD_TILE: tl.constexpr):
-    """Write PAD to [begin, capacity), dealt to num_programs programs."""
-    lanes = tl.arange(0, PAD_TILE)
-    for start in range(begin + program * PAD_TILE, capacity, num_programs * PAD_TILE):
-        token = start + lanes
-        value = tl.full([PAD_TILE], PAD, slots_ptr.dtype.element_ty)
-        tl.store(slots_ptr + token, value, mask=token < capacity)
-
-
-@triton.jit
-def count_cut_tokens(faults_ptr, g, num_groups, given, mapped):
-    """Count the tokens that the batch names and the output or the positions do not hold."""
-    if given > mapped:
-        counter = faults_ptr + TOKENS_OVER_CAPACITY * num_groups + g
-        tl.atomic_add(counter, (given - mapped).to(tl.int64))

@@ -7,6 +7,7 @@ MAPPING = "fused_slots/kernels/mapping.py"
 TILES = "fused_slots/kernels/token_tiles.py"
 STAGED = "fused_slots/kernels/staged.py"
 STEP = "fused_slots/kernels/step.py"
+COMMON = "fused_slots/kernels/common.py"
 BACKEND = "fused_slots/backends/triton_backend.py"
 PACKET = "fused_slots/host/packet.py"
 
@@ -67,11 +68,11 @@ KERNEL_MUTANTS = [
     ("padding begins one tile late", TILES, "begin = tl.maximum(tl.cdiv(tl.minimum(given, limit), TILE), num_tiles) * TILE", "begin = (tl.maximum(tl.cdiv(tl.minimum(given, limit), TILE), num_tiles) + 1) * TILE"),
     ("tiles that were not planned are skipped", TILES, "range(x + num_tiles, tl.cdiv(num_tokens, TILE), num_tiles)", "range(x + num_tiles, 0, num_tiles)"),
     # The gather
-    ("ignore the generation", STEP, "kept = key == old_key", "kept = key % max_num_reqs == old_key % max_num_reqs"),
-    ("every slot is kept", STEP, "kept = key == old_key", "kept = key == key"),
-    ("old extent not cleared", STEP, "high = tl.where(kept, high, tl.maximum(old_filled, filled))", "high = tl.where(kept, high, filled)"),
-    ("rows grow behind their new end", STEP, "low = tl.where(same_length, width, tl.minimum(old_filled, filled))", "low = tl.where(same_length, width, tl.maximum(old_filled, filled))"),
-    ("nulls come, but never go", STEP, "tl.where(same_nulls, width, tl.minimum(old_nulled, nulled))", "tl.where(same_nulls, width, old_nulled)"),
+    ("ignore the generation", STEP, "key == old_key, filled", "key % max_num_reqs == old_key % max_num_reqs, filled"),
+    ("every slot is kept", STEP, "key == old_key, filled", "key == key, filled"),
+    ("old extent not cleared", COMMON, "high = tl.where(kept, high, tl.maximum(old_filled, filled))", "high = tl.where(kept, high, filled)"),
+    ("rows grow behind their new end", COMMON, "low = tl.where(same_length, width, tl.minimum(old_filled, filled))", "low = tl.where(same_length, width, tl.maximum(old_filled, filled))"),
+    ("nulls come, but never go", COMMON, "tl.where(same_nulls, width, tl.minimum(old_nulled, nulled))", "tl.where(same_nulls, width, old_nulled)"),
     ("one null too many", STEP, "(column < filled[:, None]) & (column >= nulled[:, None])", "(column < filled[:, None]) & (column > nulled[:, None])"),
     ("a dummy's row is row 0", STEP, "mask=exists, other=0)\n    generation", "mask=live, other=0)\n    generation"),
     ("the generation of the table, not the packet", STEP, "    generation = tl.where(written, staged_generation, generation)\n", ""),

@@ -1,7 +1,7 @@
-"""The packed device descriptor: what a kernel must know of each KV cache group.
+"""Numbers that the host and all kernels share: the descriptor's fields, group kinds, faults.
 
-int32 [G, DESCRIPTOR_WIDTH], one line a group, so that a program reads its group's numbers from
-one cache line instead of taking a pointer argument for each of them.
+The descriptor is int32 [G, DESCRIPTOR_WIDTH], one line a group: what a kernel must know of it. A
+program reads its group's numbers from one cache line instead of taking an argument for each.
 """
 
 import triton.language as tl
@@ -36,3 +36,18 @@ REACH = tl.constexpr(12)
 KIND_NONE = tl.constexpr(0)
 KIND_RING = tl.constexpr(1)
 KIND_PAGED = tl.constexpr(2)
+
+PAD = tl.constexpr(-1)
+"""The slot of a token that must not be written."""
+INT32_MAX = tl.constexpr(2147483647)
+
+COLUMN_OUT_OF_ROW = tl.constexpr(1)
+"""Fault codes, the lines of the fault counters [codes + 1, G] (fused_slots.FaultCode)."""
+EMPTY_RING = tl.constexpr(2)
+ROW_OUT_OF_RANGE = tl.constexpr(3)
+TOKENS_OVER_CAPACITY = tl.constexpr(4)
+
+FAULT_DETAILS = tl.constexpr(64)
+"""Faults that checked mode records one by one, behind a counter of all of them."""
+DETAIL_WIDTH = tl.constexpr(5)
+"""int64 numbers of one record: code, group, row, token, position."""
