@@ -33,7 +33,7 @@ import torch
 from bench.soak_manager import Mismatch, Soaked
 from bench.soak_plan import WORLDS
 from fused_slots import AscendBlockTables, env
-from fused_slots.backends.triton_backend import KEPT_PLANS
+from fused_slots.backends.gpu import KEPT_PLANS
 from fused_slots.host.rows import host_half
 from tests.memory import kept_by, resident_kib
 

@@ -38,7 +38,7 @@ SOURCES = (
     "backends/base.py",
     "backends/descriptor.py",
     "backends/launch.py",
-    "backends/triton_backend.py",
+    "backends/device.py",
     "plan_ascend.py",
     "reference.py",
 )

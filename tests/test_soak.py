@@ -18,7 +18,7 @@ from bench.soak_oracle import columns_below_window, deal_tokens
 from bench.soak_plan import WORLDS, World
 from fused_slots import AscendBlockTables, reference
 from fused_slots.backends.cpu import CpuBackend
-from fused_slots.backends.triton_backend import KEPT_PLANS
+from fused_slots.backends.gpu import KEPT_PLANS
 from fused_slots.plan import TokenPlan
 
 STEPS = 150

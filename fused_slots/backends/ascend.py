@@ -9,19 +9,17 @@ compiled code in an executor (docs/ascend.md says what that covers).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.device import Uploads
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
 from fused_slots.backends.pinned import PinnedRing
-from fused_slots.backends.triton_backend import T
-from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
+from fused_slots.faults import BackendUnavailableError
 from fused_slots.layout import TableLayout
 
 COMPILE_OPTIONS = {"multibuffer": False}
@@ -35,7 +33,6 @@ class AscendBackend(AscendOperations):
     name = "ascend"
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
-        self._ring: PinnedRing | None = None
         super().__init__(layout, _existing_device(device), checked)
 
     def make_launcher(self) -> Launcher:
@@ -47,33 +44,15 @@ class AscendBackend(AscendOperations):
         properties = driver.active.utils.get_device_properties(self.device.index)
         return int(properties["num_vectorcore"])
 
-    def upload(
-        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
-    ) -> tuple[torch.Tensor, T]:
-        if self._ring is None:
-            npu = _npu()
-            self._ring = PinnedRing(self.device, new_event=npu.Event, on_device=npu.device)
-        return self._ring.upload(size, fill)
-
-    def uploaded_packet_used(self) -> None:
-        if self._ring is not None:
-            self._ring.mark_used()
+    def make_uploads(self) -> Uploads:
+        npu = _npu()
+        return PinnedRing(self.device, new_event=npu.Event, on_device=npu.device)
 
     def synchronize(self) -> None:
         _npu().synchronize(self.device)
 
     def is_capturing(self) -> bool:
         return bool(_npu().is_current_stream_capturing())
-
-    def refuse_capture(self, operation: str) -> None:
-        if self.is_capturing():
-            raise InvalidArgumentError(
-                operation,
-                expected="no graph capture on this stream",
-                actual="a capture in progress",
-                hint="Apply staged writes and call warmup() before the capture; graphs may hold "
-                "compute_slot_mappings and map_tokens",
-            )
 
 
 class AscendLauncher(Launcher):

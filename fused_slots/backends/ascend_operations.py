@@ -16,31 +16,30 @@ from fused_slots import plan_ascend
 from fused_slots.backends.ascend_packet import AscendPacker, StagedPlanes
 from fused_slots.backends.base import Step
 from fused_slots.backends.descriptor import shift_of
+from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
 from fused_slots.backends.launch import FixedArguments, Launch, Variant, triton_type
-from fused_slots.backends.triton_backend import TritonBackend
-from fused_slots.faults import INT32_MAX, ConfigurationError, Fault
+from fused_slots.faults import INT32_MAX, ConfigurationError
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan
 from fused_slots.plan_ascend import AscendPlan, Tiles, choose_tiles, plan_launch
 
-_INDEX_DTYPES = (torch.int32, torch.int64)
 _MAPS_NOTHING = (("SHARDED", False), ("RING", False), ("REPLAY", False))
 
 
-class AscendOperations(TritonBackend):
+class AscendOperations(DeviceBackend):
     """The operations as launches over one grid axis; a subclass brings memory and a launcher.
 
     Faults are counted, also in checked mode: which token or row was at fault is not recorded.
     """
 
     default_slot_dtype = torch.int32
+    fault_dtype = torch.int32  # other atomics take a lock in program order
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
         check_int32_slots(layout)
         super().__init__(layout, device, checked)
         groups, rows = layout.num_groups, layout.max_num_reqs
-        self._fault_counts = self.allocate(tuple(self._faults.shape), torch.int32, 0)
         self._slot_states = self.allocate((4, groups, rows), torch.int32, 0)
         self._row_generations = self.allocate((rows,), torch.int32, 0)
         self._no_lines = self.allocate((3 * groups,), torch.int64, 0)
@@ -76,7 +75,7 @@ class AscendOperations(TritonBackend):
         )
         replay = replay_start is not None and self.layout.replay_window > 0
         variant = self._map_variant(idx_mapping.dtype, out.dtype, planned.tiles, replay, flat=False)
-        starts = self._no_packet if replay_start is None else replay_start
+        starts = self._nothing if replay_start is None else replay_start
         tensors = (out, idx_mapping, query_start_loc, positions, self._words(positions), starts)
         self._launch_map(variant, planned, tensors, num_reqs)
 
@@ -85,22 +84,14 @@ class AscendOperations(TritonBackend):
         tiles = plan_ascend.SHORT
         planned = self._plan(tiles, capacity=out.shape[1], num_tokens=num_tokens)
         variant = self._map_variant(rows.dtype, out.dtype, tiles, False, flat=True)
-        nothing = self._no_packet
+        nothing = self._nothing
         tensors = (out, rows, nothing, positions, self._words(positions), nothing)
         self._launch_map(variant, planned, tensors, 0)
 
-    def clear_input_tables(self, num_reqs: int) -> None:
-        self.zero_dirty_rows(num_reqs)
-        # The caller may write into the rows it got, so the next gather must write all of them.
+    def forget_gathered(self) -> None:
         self._slot_states[0].fill_(-2)
         for filled, width in zip(self._slot_states[2], self.layout.widths, strict=True):
             filled.fill_(width)
-
-    def take_faults(self) -> list[Fault]:
-        # Kernels count in int32: other atomics take a lock in program order.
-        self._faults += self._fault_counts
-        self._fault_counts.zero_()
-        return super().take_faults()
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         capacity = self.layout.max_num_batched_tokens
@@ -115,14 +106,14 @@ class AscendOperations(TritonBackend):
         """Every variant that a call can choose."""
         replays = (False, True) if self.layout.replay_window else (False,)
         short = plan_ascend.SHORT
-        for index_dtype in _INDEX_DTYPES:
+        for index_dtype in INDEX_DTYPES:
             for replay in replays:
                 for tiles in (short, self._long_map):
-                    for out_dtype in _INDEX_DTYPES:
+                    for out_dtype in INDEX_DTYPES:
                         yield self._map_variant(index_dtype, out_dtype, tiles, replay, flat=False)
                 for tiles in (short, self._long_step):
                     yield self._step_choice(index_dtype, tiles, replay, whole=False)
-            for out_dtype in _INDEX_DTYPES:
+            for out_dtype in INDEX_DTYPES:
                 yield self._map_variant(index_dtype, out_dtype, short, False, flat=True)
             yield self._step_choice(index_dtype, short, False, whole=True)
 
@@ -140,7 +131,7 @@ class AscendOperations(TritonBackend):
             out,
             _,
         ) = step
-        layout, slots, nothing = self.layout, self.slot_mappings, self._no_packet
+        layout, slots, nothing = self.layout, self.slot_mappings, self._nothing
         num_reqs = 0 if idx_mapping is None else idx_mapping.shape[0]
         maps, whole = query_start_loc is not None, out is not None
         num_slots, gathered, lines = 0, self.input_arena, self._no_lines
@@ -148,7 +139,7 @@ class AscendOperations(TritonBackend):
             num_slots, slots = num_reqs_padded, nothing
             gathered, lines = self._out_lines(out)
         elif idx_mapping is not None:
-            num_slots = self.slots_to_gather(num_reqs, num_reqs_padded)
+            num_slots = self.entries_to_gather(num_reqs, num_reqs_padded)
         written = 0 if staged is None else staged.num_staged_rows
         planned = self._plan(
             choose_tiles(num_reqs, num_tokens_padded, self._long_step)
@@ -167,7 +158,7 @@ class AscendOperations(TritonBackend):
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
         if num_computed_tokens is None or self._sharded:
             num_computed_tokens = nothing
-        places = self._details if positions is None else positions
+        places = self._no_lines if positions is None else positions
         tensors = (
             slots,
             gathered,
@@ -213,7 +204,7 @@ class AscendOperations(TritonBackend):
             size, fill = self._packer.size(writes), partial(self._packer.pack, writes)
             packet, _ = self.upload(size, fill)
             return self._packer.planes(packet, writes)
-        columns, nothing = self.num_columns, self._no_packet
+        columns, nothing = self.num_columns, self._nothing
         return StagedPlanes(self._row_generations, columns, columns, columns, nothing, nothing)
 
     def _out_lines(self, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -235,7 +226,7 @@ class AscendOperations(TritonBackend):
     def _words(self, positions: torch.Tensor) -> torch.Tensor:
         """The same memory as int32, which only divisions by other sizes read."""
         if self._powers_of_two:
-            return self._no_packet
+            return self._nothing
         # A tensor of one or no element may have any stride, which view() refuses.
         return positions.as_strided(positions.shape, (1,)).view(torch.int32)
 
@@ -307,7 +298,7 @@ class AscendOperations(TritonBackend):
         else:
             kernel = slot_mapping_ascend.slots_on_ascend
             types = [slot, index, "*i32", "*i64", "*i32", "*i32", "i64", *["i32"] * 6]
-        fixed = FixedArguments((*tables, self._fault_counts), numbers)
+        fixed = FixedArguments((*tables, self._faults), numbers)
         return self.launcher.bind(kernel, variant, layout.num_groups, types, fixed)
 
 

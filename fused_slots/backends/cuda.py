@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from fused_slots.backends.device import Uploads
+from fused_slots.backends.gpu import GpuBackend
 from fused_slots.backends.launch import (
     FixedArguments,
     Launch,
@@ -25,8 +25,7 @@ from fused_slots.backends.launch import (
     kernel_source,
 )
 from fused_slots.backends.pinned import PinnedRing
-from fused_slots.backends.triton_backend import T, TritonBackend
-from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
+from fused_slots.faults import BackendUnavailableError
 from fused_slots.layout import TableLayout
 
 logger = logging.getLogger(__name__)
@@ -46,44 +45,25 @@ _COMMON = {
 }
 
 
-class CudaBackend(TritonBackend):
+class CudaBackend(GpuBackend):
     """Block tables in GPU memory; `device` without an index is the current device."""
 
     name = "cuda"
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
-        self._ring: PinnedRing | None = None
         super().__init__(layout, _existing_device(device), checked)
 
     def make_launcher(self) -> Launcher:
         return CudaLauncher(self.device)
 
-    def upload(
-        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
-    ) -> tuple[torch.Tensor, T]:
-        if self._ring is None:
-            self._ring = PinnedRing(self.device)
-        return self._ring.upload(size, fill)
-
-    def uploaded_packet_used(self) -> None:
-        if self._ring is not None:
-            self._ring.mark_used()
+    def make_uploads(self) -> Uploads:
+        return PinnedRing(self.device)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)
 
     def is_capturing(self) -> bool:
         return torch.cuda.is_current_stream_capturing()
-
-    def refuse_capture(self, operation: str) -> None:
-        if self.is_capturing():
-            raise InvalidArgumentError(
-                operation,
-                expected="no graph capture on this stream",
-                actual="a capture in progress",
-                hint="Apply staged writes and call warmup() before the capture; graphs may hold "
-                "compute_slot_mappings and map_tokens",
-            )
 
 
 class CudaLauncher(Launcher):

@@ -1,15 +1,14 @@
-"""The packed descriptor that kernels read each group's numbers from (kernels/descriptor.py)."""
+"""The packed descriptor that kernels read each group's numbers from (kernels/layout.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from fused_slots.faults import INT32_MAX, ConfigurationError
 from fused_slots.layout import ARENA_ALIGNMENT, TableLayout
-
-DESCRIPTOR_WIDTH = 16
 
 
 def descriptor_lines(layout: TableLayout) -> torch.Tensor:
@@ -18,33 +17,30 @@ def descriptor_lines(layout: TableLayout) -> torch.Tensor:
     Args:
         layout: the manager's sizes.
     """
-    lines = torch.zeros((layout.num_groups, DESCRIPTOR_WIDTH), dtype=torch.int32)
-    for g in range(layout.num_groups):
-        line = _line(layout, g)
-        lines[g, : len(line)] = torch.tensor(line, dtype=torch.int32)
-    return lines
+    from fused_slots.kernels import layout as field
 
-
-def _line(layout: TableLayout, g: int) -> list[int]:
-    """One group's numbers in the order of kernels/descriptor.py."""
-    group = layout.groups[g]
-    shards, rank = layout.shards(g)
-    column_size, virtual_size = group.tokens_per_column, group.block_size * shards
-    return [
-        layout.offsets[g] // ARENA_ALIGNMENT,
-        layout.widths[g],
-        column_size,
-        shift_of(column_size),
-        virtual_size,
-        shift_of(virtual_size),
-        shards,
-        shift_of(shards),
-        rank,
-        group.columns_per_block,
-        int(group.kind),
-        int(group.prefix_cacheable),
-        group.sliding_window_reach,
-    ]
+    lines = np.zeros((layout.num_groups, field.DESCRIPTOR_WIDTH.value), dtype=np.int32)
+    for g, group in enumerate(layout.groups):
+        shards, rank = layout.shards(g)
+        column_size, virtual_size = group.tokens_per_column, group.block_size * shards
+        numbers = (
+            (field.OFFSET, layout.offsets[g] // ARENA_ALIGNMENT),
+            (field.WIDTH, layout.widths[g]),
+            (field.COLUMN_SIZE, column_size),
+            (field.COLUMN_SHIFT, shift_of(column_size)),
+            (field.VIRTUAL_SIZE, virtual_size),
+            (field.VIRTUAL_SHIFT, shift_of(virtual_size)),
+            (field.SHARDS, shards),
+            (field.SHARDS_SHIFT, shift_of(shards)),
+            (field.RANK, rank),
+            (field.COLUMNS_PER_BLOCK, group.columns_per_block),
+            (field.KIND, group.kind),
+            (field.CACHEABLE, group.prefix_cacheable),
+            (field.REACH, group.sliding_window_reach),
+        )
+        for place, number in numbers:
+            lines[g, place.value] = number
+    return torch.from_numpy(lines)
 
 
 def check_int32_positions(layout: TableLayout) -> None:

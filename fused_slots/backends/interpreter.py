@@ -7,19 +7,17 @@ run line by line in Python and can be stopped in a debugger.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from importlib.util import find_spec
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
+from fused_slots.backends.device import Fill, T, Uploads
+from fused_slots.backends.gpu import GpuBackend
 from fused_slots.backends.launch import InterpretedLauncher, Launcher
-from fused_slots.backends.triton_backend import T, TritonBackend
 from fused_slots.faults import BackendUnavailableError
 
 
-class InterpreterBackend(TritonBackend):
+class InterpreterBackend(GpuBackend):
     """Block tables in host memory, worked on by interpreted kernels."""
 
     name = "interpreter"
@@ -36,17 +34,19 @@ class InterpreterBackend(TritonBackend):
             )
         return InterpretedLauncher()
 
-    def upload(
-        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
-    ) -> tuple[torch.Tensor, T]:
-        packet = torch.empty(size, dtype=torch.int32)
-        return packet, fill(packet.numpy())
-
-    def uploaded_packet_used(self) -> None:
-        """Nothing: every packet is used once."""
+    def make_uploads(self) -> Uploads:
+        return HostPackets()
 
     def synchronize(self) -> None:
         """Nothing: the interpreter has finished when a launch returns."""
 
-    def refuse_capture(self, operation: str) -> None:
-        """Nothing: host memory has no graphs."""
+
+class HostPackets:
+    """Packets in host memory, a new one each time."""
+
+    def upload(self, size: int, fill: Fill[T]) -> tuple[torch.Tensor, T]:
+        packet = torch.empty(size, dtype=torch.int32, device="cpu")
+        return packet, fill(packet.numpy())
+
+    def mark_used(self) -> None:
+        """Nothing: every packet is used once."""

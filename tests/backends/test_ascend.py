@@ -358,7 +358,7 @@ def test_tables_of_callers_are_not_kept_for_ever(npu: FakeNpu) -> None:
 
 def test_faults_are_counted_in_int32_and_reported_once(npu: FakeNpu) -> None:
     tables = make()
-    tables._backend._fault_counts[1, 0] = 3
+    tables._backend._faults[1, 0] = 3
     (fault,) = tables.take_faults()
     assert (fault.code.name, fault.count) == ("COLUMN_OUT_OF_ROW", 3)
     assert tables.take_faults() == []

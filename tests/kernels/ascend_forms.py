@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from fused_slots import AscendBlockTables
 from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.device import Fill, T, Uploads
+from fused_slots.backends.interpreter import HostPackets
 from fused_slots.backends.launch import (
     FixedArguments,
     InterpretedLauncher,
@@ -19,7 +19,6 @@ from fused_slots.backends.launch import (
     Launcher,
     Variant,
 )
-from fused_slots.backends.triton_backend import T
 from fused_slots.faults import ConfigurationError
 from tests.configuration import Config, Target, make_manager
 from tests.simulator import Report, SimulationError, simulate
@@ -31,20 +30,19 @@ class HostAscend(AscendOperations):
     def count_cores(self) -> int:
         return 40
 
-    def upload(
-        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
-    ) -> tuple[torch.Tensor, T]:
-        packet = torch.full((size,), -77, dtype=torch.int32)
-        return packet, fill(packet.numpy())
-
-    def uploaded_packet_used(self) -> None:
-        """Nothing: every packet is used once."""
+    def make_uploads(self) -> Uploads:
+        return DirtyPackets()
 
     def synchronize(self) -> None:
         """Nothing: a launch returns when it is done."""
 
-    def refuse_capture(self, operation: str) -> None:
-        """Nothing: host memory has no graphs."""
+
+class DirtyPackets(HostPackets):
+    """Packets that hold garbage until they are filled."""
+
+    def upload(self, size: int, fill: Fill[T]) -> tuple[torch.Tensor, T]:
+        packet = torch.full((size,), -77, dtype=torch.int32)
+        return packet, fill(packet.numpy())
 
 
 class OneAxisLauncher(InterpretedLauncher):

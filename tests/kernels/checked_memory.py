@@ -34,7 +34,7 @@ from triton.runtime import interpreter
 
 from fused_slots.backends.ascend_operations import AscendOperations
 from fused_slots.backends.base import Step
-from fused_slots.backends.triton_backend import TritonBackend
+from fused_slots.backends.gpu import GpuBackend
 
 Runs = list[tuple[int, int]]
 """Half-open ranges of addresses."""
@@ -164,7 +164,7 @@ class CheckedMemory:
             (executor, "__call__", self._launching()),
             *(
                 (owner, "step", self._lending(owner.step))
-                for owner in (TritonBackend, AscendOperations)
+                for owner in (GpuBackend, AscendOperations)
             ),
             *_quicker(),
         ]

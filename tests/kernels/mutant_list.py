@@ -8,7 +8,8 @@ TILES = "fused_slots/kernels/token_tiles.py"
 STAGED = "fused_slots/kernels/staged.py"
 STEP = "fused_slots/kernels/step.py"
 COMMON = "fused_slots/kernels/common.py"
-BACKEND = "fused_slots/backends/triton_backend.py"
+GPU = "fused_slots/backends/gpu.py"
+DEVICE = "fused_slots/backends/device.py"
 PACKET = "fused_slots/host/packet.py"
 
 INTERPRETED = "tests/kernels/interpreted/"
@@ -94,8 +95,8 @@ KERNEL_MUTANTS = [
     ("records are written at column 0", STEP, "tl.load(group + WIDTH) + start", "tl.load(group + WIDTH)"),
     ("writers leave a gap", STEP, "range(chunk * COLUMNS, longest, num_write_chunks * COLUMNS)", "range(chunk * COLUMNS, longest, (num_write_chunks + 1) * COLUMNS)"),
     # What launches them
-    ("the tables are clean after a dummy run", BACKEND, "        self._state[..., 0].fill_(-2)\n", ""),
-    ("scribbled rows end where the request does", BACKEND, "        self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))\n", ""),
-    ("fewer rows are dirty", BACKEND, "num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)", "num_slots = num_reqs_padded"),
-    ("nulls under context parallelism", BACKEND, "num_computed_tokens is not None and not self._sharded", "num_computed_tokens is not None"),
+    ("the tables are clean after a dummy run", GPU, "        self._state[..., 0].fill_(-2)\n", ""),
+    ("scribbled rows end where the request does", GPU, "        self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))\n", ""),
+    ("fewer rows are dirty", DEVICE, "num_entries = max(num_reqs_padded, self._dirty_rows, self._captured_rows)", "num_entries = num_reqs_padded"),
+    ("nulls under context parallelism", GPU, "num_computed_tokens is not None and not self._sharded", "num_computed_tokens is not None"),
 ]  # fmt: skip

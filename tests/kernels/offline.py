@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
 from fused_slots import AscendBlockTables, block_tables
+from fused_slots.backends.device import Uploads
+from fused_slots.backends.gpu import GpuBackend
+from fused_slots.backends.interpreter import HostPackets
 from fused_slots.backends.launch import (
     FixedArguments,
     Launch,
@@ -23,7 +22,6 @@ from fused_slots.backends.launch import (
     Variant,
     kernel_source,
 )
-from fused_slots.backends.triton_backend import T, TritonBackend
 
 TARGETS = {"sm_80": 80, "sm_90": 90}
 """Compute capabilities that kernels are compiled for."""
@@ -109,10 +107,10 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
     return registers, stack + local
 
 
-def offline_backend(make: Any) -> type[TritonBackend]:
+def offline_backend(make: Any) -> type[GpuBackend]:
     """A backend in host memory whose launcher `make()` builds."""
 
-    class OfflineBackend(TritonBackend):
+    class OfflineBackend(GpuBackend):
         name = "offline"
         reads_tensors_on_host = False
 
@@ -120,18 +118,10 @@ def offline_backend(make: Any) -> type[TritonBackend]:
             launcher: Launcher = make()
             return launcher
 
-        def upload(
-            self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
-        ) -> tuple[torch.Tensor, T]:
-            return self._no_packet, fill(np.empty(size, dtype=np.int32))
-
-        def uploaded_packet_used(self) -> None:
-            pass
+        def make_uploads(self) -> Uploads:
+            return HostPackets()
 
         def synchronize(self) -> None:
-            pass
-
-        def refuse_capture(self, operation: str) -> None:
             pass
 
     return OfflineBackend

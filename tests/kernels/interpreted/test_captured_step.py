@@ -27,6 +27,7 @@ def test_rows_that_a_replay_fills_are_cleared_by_the_next_smaller_step(
     make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = make_tables([KVCacheGroup(16, 8)], ROWS, max_num_reqs=6)
+    tables.warmup()
     backend: Any = tables._backend
     recorded = []
     bind = backend._step_launch
@@ -74,7 +75,7 @@ def test_tables_that_a_capture_names_are_kept(
     make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A graph reads their addresses whenever it is replayed."""
-    monkeypatch.setattr("fused_slots.backends.triton_backend.KEPT_OUT_TABLES", 3)
+    monkeypatch.setattr("fused_slots.backends.device.KEPT_OUT_TABLES", 3)
     tables = make_tables([KVCacheGroup(16, 8)], ROWS, max_num_reqs=6)
     backend: Any = tables._backend
     outs = [torch.full((2, 8), 9, dtype=torch.int32) for _ in range(7)]
@@ -101,7 +102,7 @@ def test_tables_that_a_capture_names_are_kept(
 def test_tables_of_many_callers_are_not_all_kept(
     make_tables: MakeTables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fused_slots.backends.triton_backend.KEPT_OUT_TABLES", 3)
+    monkeypatch.setattr("fused_slots.backends.device.KEPT_OUT_TABLES", 3)
     tables = make_tables([KVCacheGroup(16, 8)], ROWS, max_num_reqs=6)
     backend: Any = tables._backend
     outs = [torch.full((2, 8), 9, dtype=torch.int32) for _ in range(7)]

@@ -1,124 +1,57 @@
-"""Block tables on any device that runs the Triton kernels; what differs is left to subclasses.
+"""The operations on a GPU (or in the interpreter): launches of the kernels in kernels/gpu.
 
-Operations become launches of two kernels: `slots_by_token` (or `slots_by_request`) for slot
-mappings and drafts, which graphs may capture, and `step_kernel` for everything that writes or
-gathers tables, alone or together.
+Slots and drafts are launches of `slots_by_token` (or `slots_by_request`), everything that writes
+or gathers tables, alone or together, is one of `step_kernel`.
 """
 
 from __future__ import annotations
 
-import time
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from fused_slots import plan
-from fused_slots.backends.base import Backend, Step
-from fused_slots.backends.descriptor import (
-    DESCRIPTOR_WIDTH,
-    check_int32_positions,
-    descriptor_lines,
-    is_power_of_two,
-    position_divisors,
-    shift_of,
-)
-from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
-from fused_slots.faults import Fault, FaultCode, fault_records
-from fused_slots.groups import GroupKind
+from fused_slots.backends.base import Step
+from fused_slots.backends.descriptor import shift_of
+from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
+from fused_slots.backends.launch import FixedArguments, Launch, Variant, triton_type
+from fused_slots.faults import Fault, FaultCode
 from fused_slots.layout import TableLayout
-from fused_slots.plan import LaunchPlan, TokenPlan, WarmupReport
-
-_FAULT_DETAILS = 64
-_DETAIL_WIDTH = 5
-KEPT_OUT_TABLES = 64
-"""Sets of callers' tables whose addresses are kept on the device."""
+from fused_slots.plan import LaunchPlan, TokenPlan
 
 KEPT_PLANS = 1024
 """Pairs of sizes whose token plan is kept."""
 
-T = TypeVar("T")
 _NO_TOKENS = TokenPlan(False, 0, 0, 1, 0)
 _Choice = tuple[torch.dtype, torch.dtype, bool, bool]
-_INDEX_DTYPES = (torch.int32, torch.int64)
 
 
-class TritonBackend(Backend):
-    """The operations as kernel launches; a subclass brings memory, staging and a launcher."""
+class GpuBackend(DeviceBackend):
+    """Block tables that GPU kernels work on; a subclass brings memory and a launcher."""
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
-        check_int32_positions(layout)
         super().__init__(layout, device, checked)
         num_groups, num_rows = layout.num_groups, layout.max_num_reqs
-        self._descriptor = self.allocate((num_groups, DESCRIPTOR_WIDTH), torch.int32, 0)
         self._generations = self.allocate((num_groups, num_rows), torch.int32, 0)
         widest = max(layout.widths, default=0)
         self._helpers = plan.gather_helpers(widest, num_rows, num_groups)
         self._state = self.allocate((self._helpers, num_groups, num_rows, 2), torch.int64, 0)
         self._full_extents = self.allocate((num_groups, 1), torch.int64, 0)
         self._full_extents[:, 0].copy_(torch.tensor(layout.widths, dtype=torch.int64) << 32)
-        self._faults = self.allocate((len(FaultCode) + 1, num_groups), torch.int64, 0)
-        details = 1 + _FAULT_DETAILS * _DETAIL_WIDTH
-        self._details = self.allocate((details,), torch.int64, 0)
-        self._no_packet = self.allocate((num_rows,), torch.int32, -1)
-        self._dirty_rows = 0
-        # A graph that holds a gather may fill as many rows again at any time.
-        self._captured_rows = 0
+        # Unchecked kernels do not touch them.
+        self._details = self._faults
+        if checked:
+            self._details = self.allocate((details_size(),), torch.int64, 0)
         self._by_request = plan.by_request_chosen()
         self._map_tile = plan.REQUEST_TILE if self._by_request else plan.TILE
-        self._powers_of_two = all(is_power_of_two(size) for size in position_divisors(layout))
-        self._sharded = layout.context_parallel.size > 1
-        self._has_ring = any(group.kind is GroupKind.RING for group in layout.groups)
         # The variants that the assembler would spill registers in otherwise.
         heavy = checked or not self._powers_of_two
         self._max_registers = plan.HEAVY_REGISTERS if heavy else None
-        self._launches: dict[Variant, Launch] = {}
         # By what a call decides, so that a step hashes no variant.
         self._slots_launches: dict[_Choice, Launch] = {}
         self._step_launches: dict[_Choice, Launch] = {}
-        self._out_tables: dict[tuple[int, ...], torch.Tensor] = {}
-        # Those that a graph reads whenever it is replayed, so they are kept for good.
-        self._captured_out_tables: dict[tuple[int, ...], torch.Tensor] = {}
         self._token_plans: dict[tuple[int, int], TokenPlan] = {}
         self._slot_stride = self.slot_mappings.stride(0)
-        self.launcher = self.make_launcher()
-        self.init_layout()
-
-    @abstractmethod
-    def make_launcher(self) -> Launcher:
-        """The launcher of this device."""
-
-    @abstractmethod
-    def upload(
-        self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
-    ) -> tuple[torch.Tensor, T]:
-        """Make a packet readable by the next launch, in stream order.
-
-        Args:
-            size: int32 elements of the packet.
-            fill: writes it into an array at least as long.
-
-        Returns:
-            The packet on the device, at least as long, and what `fill` returned.
-        """
-
-    @abstractmethod
-    def uploaded_packet_used(self) -> None:
-        """The launch that reads the packet uploaded last is enqueued."""
-
-    @abstractmethod
-    def synchronize(self) -> None:
-        """Wait until the device has finished all launches."""
-
-    def is_capturing(self) -> bool:
-        """Whether the calling stream is being captured into a graph."""
-        return False
-
-    def init_layout(self) -> None:
-        self._descriptor.copy_(descriptor_lines(self.layout))
 
     def map_slots(self, step: Step) -> None:
         idx_mapping, query_start_loc, positions = (
@@ -142,7 +75,7 @@ class TritonBackend(Backend):
         numbers += [tokens.num_tiles, tokens.num_pad]
         if not tokens.by_request:
             numbers += [tokens.query_len_inverse, tokens.search_steps]
-        starts = self._no_packet if step.replay_start is None else step.replay_start
+        starts = self._nothing if step.replay_start is None else step.replay_start
         tensors = (out, idx_mapping, query_start_loc, positions, starts)
         launch(programs, tensors, numbers)
 
@@ -151,47 +84,26 @@ class TritonBackend(Backend):
         tokens = plan.plan_tokens(0, num_tokens, capacity, plan.TILE)
         launch = self._slots_launch(rows.dtype, out.dtype, False, True)
         numbers = (out.stride(0), capacity, 0, num_tokens, tokens.num_tiles, tokens.num_pad, 1, 0)
-        tensors = (out, rows, self._no_packet, positions, self._no_packet)
+        tensors = (out, rows, self._nothing, positions, self._nothing)
         launch(tokens.num_tiles + tokens.num_pad, tensors, numbers)
 
-    def clear_input_tables(self, num_reqs: int) -> None:
-        self.zero_dirty_rows(num_reqs)
-        # The caller may write into the rows it got, so the next gather must write all of them.
+    def forget_gathered(self) -> None:
         self._state[..., 0].fill_(-2)
         self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))
 
-    def slots_to_gather(self, num_reqs: int, num_reqs_padded: int) -> int:
-        """Batch slots that a gather into the own tables must bring up to date: those that are
-        asked for, that an earlier gather filled, or that a replay may fill at any time."""
-        num_slots = max(num_reqs_padded, self._dirty_rows, self._captured_rows)
-        if self.is_capturing():
-            # Nothing runs now, so what is dirty stays so.
-            self._captured_rows = max(self._captured_rows, num_reqs)
-        else:
-            self._dirty_rows = num_reqs
-        return num_slots
+    def take_fault_details(self) -> list[Fault]:
+        if not self.checked:
+            return []
+        from fused_slots.kernels.layout import DETAIL_WIDTH, FAULT_DETAILS
 
-    def zero_dirty_rows(self, num_reqs: int) -> None:
-        """Zero what a gather or a replay may have filled; the first `num_reqs` become dirty."""
-        for table in self.input_tables:
-            table[: max(num_reqs, self._dirty_rows, self._captured_rows)].zero_()
-        self._dirty_rows = num_reqs
-
-    def take_faults(self) -> list[Fault]:
-        self.synchronize()
-        counts = self._faults.to("cpu", copy=True).numpy()
-        details = self._details.to("cpu", copy=True).numpy()
-        self._faults.zero_()
+        numbers = self._details.to("cpu", copy=True).numpy()
         self._details[:1].zero_()
-        recorded = min(int(details[0]), _FAULT_DETAILS)
-        lines = details[1 : 1 + recorded * _DETAIL_WIDTH].reshape(recorded, _DETAIL_WIDTH)
-        return fault_records(
-            counts,
-            [
-                Fault(FaultCode(code), g, 1, row, token, position)
-                for code, g, row, token, position in lines.tolist()
-            ],
-        )
+        recorded = min(int(numbers[0]), FAULT_DETAILS.value)
+        lines = numbers[1 : 1 + recorded * DETAIL_WIDTH.value].reshape(recorded, -1)
+        return [
+            Fault(FaultCode(code), g, 1, row, token, position)
+            for code, g, row, token, position in lines.tolist()
+        ]
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         capacity = self.layout.max_num_batched_tokens
@@ -200,28 +112,16 @@ class TritonBackend(Backend):
         variant = self._slots_variant(torch.int32, self.layout.slot_dtype, False, flat=False)
         return LaunchPlan((self.layout.num_groups, programs), str(variant), plan.reason(tokens))
 
-    def warmup(self) -> WarmupReport:
-        begin = time.perf_counter()
-        variants = list(self.variants())
-        for variant in variants:
-            self._bound(variant)
-        self.synchronize()
-        return WarmupReport(list(map(str, variants)), time.perf_counter() - begin)
-
-    def try_launch(self) -> None:
-        self._bound(next(self.variants()))
-        self.synchronize()
-
     def variants(self) -> Iterator[Variant]:
         """Every variant that a call can choose."""
         replays = (False, True) if self.layout.replay_window else (False,)
         slot_dtype = self.layout.slot_dtype
-        for index_dtype in _INDEX_DTYPES:
+        for index_dtype in INDEX_DTYPES:
             for replay in replays:
-                for out_dtype in _INDEX_DTYPES:
+                for out_dtype in INDEX_DTYPES:
                     yield self._slots_variant(index_dtype, out_dtype, replay, flat=False)
                 yield self._step_variant(index_dtype, slot_dtype, replay, whole=False)
-            for out_dtype in _INDEX_DTYPES:
+            for out_dtype in INDEX_DTYPES:
                 yield self._slots_variant(index_dtype, out_dtype, False, flat=True)
             yield self._step_variant(index_dtype, slot_dtype, False, whole=True)
 
@@ -241,16 +141,16 @@ class TritonBackend(Backend):
         ) = step
         layout, slots = self.layout, self.slot_mappings
         num_reqs = 0 if idx_mapping is None else idx_mapping.numel()
-        gathered, num_slots = self.input_arena, 0
+        gathered, num_entries = self.input_arena, 0
         if out is not None:
-            gathered, num_slots = self._out_table(out), num_reqs_padded
+            gathered, num_entries = self._out_table(out), num_reqs_padded
         elif idx_mapping is not None:
-            num_slots = self.slots_to_gather(num_reqs, num_reqs_padded)
-        num_gather = plan.ceil_div(num_slots, plan.SLOTS) * self._helpers
+            num_entries = self.entries_to_gather(num_reqs, num_reqs_padded)
+        num_gather = plan.ceil_div(num_entries, plan.SLOTS) * self._helpers
         tokens = _NO_TOKENS
         if query_start_loc is not None:
             tokens = self._step_tokens(num_reqs, num_tokens_padded)
-        packet, written, write_chunks = self._no_packet, 0, 0
+        packet, written, write_chunks = self._nothing, 0, 0
         if staged is not None:
             packet, longest = self.upload(staged.packet_size, staged.pack)
             written = staged.num_staged_rows
@@ -260,13 +160,13 @@ class TritonBackend(Backend):
         null_columns = num_computed_tokens is not None and not self._sharded
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
         launch = self._step_launch(index_dtype, layout.slot_dtype, replay, out is not None)
-        nothing = self._no_packet
+        nothing = self._nothing
         tensors = (
             slots,
             gathered,
             nothing if idx_mapping is None else idx_mapping,
             nothing if query_start_loc is None else query_start_loc,
-            self._details if positions is None else positions,
+            self._faults if positions is None else positions,
             nothing if replay_start is None else replay_start,
             nothing if num_computed_tokens is None else num_computed_tokens,
             packet,
@@ -276,7 +176,7 @@ class TritonBackend(Backend):
             layout.max_num_batched_tokens,
             num_reqs,
             0 if positions is None else positions.numel(),
-            num_slots,
+            num_entries,
             self._helpers,
             int(null_columns),
             written,
@@ -314,17 +214,6 @@ class TritonBackend(Backend):
                 for number in (table.data_ptr(), table.stride(0), table.shape[1])
             )
         )
-
-    def kept_on_device(self, numbers: tuple[int, ...]) -> torch.Tensor:
-        """Numbers about callers' tables as int64 on the device; those a graph reads for good."""
-        if numbers not in self._out_tables:
-            self.refuse_capture("the first gather into these out tables")
-            if len(self._out_tables) >= KEPT_OUT_TABLES:
-                self._out_tables = dict(self._captured_out_tables)
-            self._out_tables[numbers] = torch.tensor(numbers, dtype=torch.int64).to(self.device)
-        if self.is_capturing():
-            self._captured_out_tables[numbers] = self._out_tables[numbers]
-        return self._out_tables[numbers]
 
     def _slots_variant(
         self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
@@ -394,13 +283,6 @@ class TritonBackend(Backend):
             self._step_launches[key] = launch
         return launch
 
-    def _bound(self, variant: Variant) -> Launch:
-        launch = self._launches.get(variant)
-        if launch is None:
-            self.refuse_capture(f"compiling {variant}")
-            launch = self._launches[variant] = self._bind(variant)
-        return launch
-
     def _bind(self, variant: Variant) -> Launch:
         from fused_slots.kernels import slot_mapping, step
 
@@ -433,3 +315,10 @@ class TritonBackend(Backend):
             tables = (self._descriptor, self.arena, self.num_columns)
         fixed = FixedArguments((*tables, self._faults, self._details), numbers)
         return self.launcher.bind(kernel, variant, layout.num_groups, types, fixed)
+
+
+def details_size() -> int:
+    """int64 numbers of what checked mode records: a counter of the faults, then the first ones."""
+    from fused_slots.kernels.layout import DETAIL_WIDTH, FAULT_DETAILS
+
+    return int(1 + FAULT_DETAILS.value * DETAIL_WIDTH.value)
