@@ -1,14 +1,7 @@
-"""The arrays of a schedule file: their names, checks, and the way to bytes and back.
-
-A file is an .npz of flat int32 arrays and a JSON header, inside an xz stream.
-"""
+"""The arrays of a schedule: their names, and the checks that decoding relies on."""
 
 from __future__ import annotations
 
-import io
-import json
-import lzma
-import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fused_slots.faults import BlockTableError
-
-FORMAT = "fused_slots schedule"
-FORMAT_VERSION = 1
-
-DAMAGE = (ValueError, TypeError, AttributeError, LookupError)
-"""What reading a damaged or foreign file can raise once it has been decompressed."""
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -49,48 +36,8 @@ class ScheduleError(BlockTableError):
     """A schedule that cannot be read: a damaged or foreign file, or inconsistent steps."""
 
 
-def pack(header: Mapping[str, Any], arrays: Mapping[str, Int32Array]) -> bytes:
-    """The bytes of a file; equal input gives equal bytes."""
-    text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **header})
-    content: dict[str, npt.NDArray[Any]] = {"header": np.frombuffer(text.encode(), np.uint8)}
-    content.update(arrays)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for array, values in content.items():
-            # A ZipInfo made by hand carries no time of day.
-            with archive.open(zipfile.ZipInfo(f"{array}.npy"), "w") as file:
-                np.save(file, values.reshape(-1), allow_pickle=False)
-    return lzma.compress(buffer.getvalue(), preset=9)
-
-
-def unpack(content: bytes, source: str) -> tuple[dict[str, Any], dict[str, Int32Array]]:
-    """Header and arrays of a file; `validate` is still to be called.
-
-    Raises:
-        ScheduleError: it is not a schedule file, is of another version, or is damaged.
-    """
-    try:
-        with np.load(io.BytesIO(lzma.decompress(content)), allow_pickle=False) as file:
-            header = json.loads(file["header"].tobytes())
-            arrays = {array: file[array] for array in ARRAYS}
-        found = header.pop("format"), header.pop("version")
-    except (lzma.LZMAError, zipfile.BadZipFile, EOFError, *DAMAGE) as error:
-        raise damaged(source, error) from error
-    if found != (FORMAT, FORMAT_VERSION):
-        raise ScheduleError(
-            source,
-            expected=f"format {FORMAT!r} version {FORMAT_VERSION}",
-            actual=f"format {found[0]!r} version {found[1]!r}",
-        )
-    return header, arrays
-
-
-def damaged(source: str, error: Exception) -> ScheduleError:
-    return ScheduleError(
-        source,
-        expected="a complete fused_slots schedule file (.npz.xz)",
-        actual=f"{type(error).__name__}: {error}",
-    )
+class ScheduleSizeError(ScheduleError):
+    """A schedule file that asks for more memory than its reader allows."""
 
 
 def ends(counts: Int32Array) -> Int64Array:

@@ -26,7 +26,9 @@ class ScheduleCheck:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._rows: list[dict[int, list[int]]] = [{} for _ in schedule.groups]
+        rows = schedule.max_num_reqs
+        self._rows = [np.zeros((rows, g.max_num_blocks), np.int32) for g in schedule.groups]
+        self._lengths = np.zeros((len(schedule.groups), rows), np.int64)
         self.num_columns = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -46,22 +48,23 @@ class ScheduleCheck:
         return f"group {g} ({name})" if name else f"group {g}"
 
     def _append(self, where: str, append: Append) -> Iterator[str]:
-        groups = self._schedule.groups
-        for g, (group, block_ids) in enumerate(zip(groups, append.block_ids, strict=True)):
-            row = self._rows[g].setdefault(append.req_index, [])
-            if append.overwrite:
-                row.clear()
-            row.extend(block_ids)
-            if len(row) > group.max_num_blocks:
+        for g, block_ids in enumerate(append.block_ids):
+            row, capacity = self._rows[g][append.req_index], len(self._rows[g][append.req_index])
+            begin = 0 if append.overwrite else int(self._lengths[g, append.req_index])
+            end = begin + len(block_ids)
+            if end > capacity:
                 yield (
-                    f"{where}: row {append.req_index} of {self._named(g)} holds {len(row)} "
-                    f"blocks, its capacity is {group.max_num_blocks}"
+                    f"{where}: row {append.req_index} of {self._named(g)} holds {end} blocks, its "
+                    f"capacity is {capacity}"
                 )
+                end = capacity
+            row[begin:end] = block_ids[: end - begin]
+            self._lengths[g, append.req_index] = end
 
     def _compare_rows(self, where: str, step: ScheduleStep) -> Iterator[str]:
         for g, blocks_of in enumerate(step.expected_blocks):
             for req_index, held in zip(step.idx_mapping.tolist(), blocks_of, strict=True):
-                row = np.array(self._rows[g].get(req_index, []), np.int32)
+                row = self._rows[g][req_index, : self._lengths[g, req_index]]
                 what = f"{where}: row {req_index} of {self._named(g)}"
                 if len(row) != len(held):
                     yield f"{what} has {len(row)} blocks, the KV manager {len(held)}"
@@ -81,10 +84,12 @@ class ScheduleCheck:
                 continue
             first, last = int(step.positions[begin]), int(step.positions[end - 1])
             for g, blocks_of in enumerate(step.expected_blocks):
-                held, writer = blocks_of[entry].tolist(), f"row {req_index} of {self._named(g)}"
+                writer = f"row {req_index} of {self._named(g)}"
                 read, written, final = self._columns(g, first, last)
-                for column in range(read, final + 1):
-                    block = held[column] if column < len(held) else NULL_BLOCK_ID
+                held = blocks_of[entry][read : final + 1].tolist()
+                if final - read >= len(held):
+                    held.append(NULL_BLOCK_ID)  # one finding for all that stand beyond the row
+                for column, block in enumerate(held, start=read):
                     if block == NULL_BLOCK_ID:
                         verb = "writes" if column >= written else "reads"
                         yield (

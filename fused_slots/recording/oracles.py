@@ -6,6 +6,7 @@ something. The KV manager knows a request's allocation blocks; the reference kno
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class KVManagerOracle:
         return table
 
     def slots(self, g: int, step: ScheduleStep, batch: Batch) -> Array:
-        """Slots [tokens] of group `g`: the KV manager knows them as block * K + place in block."""
+        """Slots [tokens] of group `g`: the KV manager knows them as block * K + offset in block."""
         group = self._groups[g]
         slots = np.full(batch.num_tokens, PAD_SLOT_ID, np.int64)
         if not group.maps_slots:
@@ -92,12 +93,11 @@ class KVManagerOracle:
         for entry, held in enumerate(step.expected_blocks[g]):
             span = slice(*batch.query_start_loc[entry : entry + 2].tolist())
             positions = batch.positions[span]
-            block, place = np.divmod(positions, group.block_size)
+            block, offset = np.divmod(positions, group.block_size)
             if group.circular:
                 block[:] = 0
-            known = block < len(held)
-            block_ids = np.where(known, held[np.where(known, block, 0)], NULL_BLOCK_ID)
-            slots[span] = block_ids.astype(np.int64) * group.block_size + place
+            block_ids = np.append(held, NULL_BLOCK_ID)[np.minimum(block, len(held))]
+            slots[span] = block_ids.astype(np.int64) * group.block_size + offset
             slots[span][block_ids == NULL_BLOCK_ID] = UNKNOWN
             start = int(batch.replay_start[entry])
             if group.prefix_cacheable and start:
@@ -106,7 +106,7 @@ class KVManagerOracle:
 
 
 class ReferenceOracle:
-    """Keeps every row as plain lists and maps token by token; counts why each slot is what it is.
+    """Keeps every row by itself and maps token by token; counts why each slot is what it is.
 
     Attributes:
         outcomes: per group, how many tokens met each outcome.
@@ -125,33 +125,31 @@ class ReferenceOracle:
         self._widths = widths
         self._context_parallel = context_parallel
         self._replay_window = replay_window
-        self._rows: list[dict[int, list[int]]] = [{} for _ in groups]
+        self._rows: list[dict[int, array[int]]] = [{} for _ in groups]
         self.outcomes: list[Counter[Outcome]] = [Counter() for _ in groups]
 
     def append(self, append: Append) -> None:
         """Follow one `append_block_ids` call."""
         for g, (group, block_ids) in enumerate(zip(self._groups, append.block_ids, strict=True)):
             n = group.columns_per_block
-            columns = [block_id * n + part for block_id in block_ids for part in range(n)]
-            if append.overwrite:
-                self._rows[g][append.req_index] = columns
-            else:
-                self._rows[g].setdefault(append.req_index, []).extend(columns)
+            if append.overwrite or append.req_index not in self._rows[g]:
+                self._rows[g][append.req_index] = array("i")
+            self._rows[g][append.req_index].extend(
+                block_id * n + part for block_id in block_ids for part in range(n)
+            )
 
     def block_table(self, g: int, step: ScheduleStep, batch: Batch) -> Array:
         """Gathered table [batch entries, width] that group `g` must show."""
-        group, width = self._groups[g], self._widths[g]
-        rows = [
-            gathered_row(
-                group,
-                self._rows[g].get(row, []) if row >= 0 else [],
-                width,
+        table = np.zeros((len(batch.idx_mapping), self._widths[g]), np.int64)
+        for entry, row in enumerate(batch.idx_mapping.tolist()):
+            table[entry] = gathered_row(
+                self._groups[g],
+                self._rows[g].get(row, ()) if row >= 0 else (),
+                self._widths[g],
                 int(batch.num_computed_tokens[row]),
                 self._context_parallel,
             )
-            for row in batch.idx_mapping.tolist()
-        ]
-        return np.array(rows, np.int64).reshape(len(rows), width)
+        return table
 
     def slots(self, g: int, step: ScheduleStep, batch: Batch) -> Array:
         """Slots [tokens] of group `g`."""
@@ -165,7 +163,7 @@ class ReferenceOracle:
                 )
                 slots += [PAD_SLOT_ID] * (starts[entry + 1] - starts[entry])
                 continue
-            columns = self._rows[g].get(row, [])
+            columns = self._rows[g].get(row, ())
             replay_start = int(batch.replay_start[entry])
             for position in positions[starts[entry] : starts[entry + 1]]:
                 token = map_token(

@@ -15,6 +15,7 @@ import torch
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import IntegrityError, require_int
 from fused_slots.groups import NULL_BLOCK_ID, PAD_SLOT_ID, ContextParallel
+from fused_slots.recording.arrays import Int32Array
 from fused_slots.recording.oracles import (
     FAULTS,
     UNKNOWN,
@@ -34,8 +35,9 @@ CONTRACT = "the contract"
 INTEGRITY_EVERY = 50
 """Steps between two `check_integrity` calls, which read every buffer back."""
 
-_PREFIX_HIT = re.compile(r"prefix hit \d+ of (\d+)")
-_GONE = re.compile(r"(?:finished|preempted|aborted) (\d+)")
+# Request ids are int32; a damaged file may hold any text.
+_PREFIX_HIT = re.compile(r"prefix hit \d+ of (\d{1,10})$")
+_GONE = re.compile(r"(?:finished|preempted|aborted) (\d{1,10})$")
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Replay:
         self._kv_manager, self._reference = KVManagerOracle(*rules), ReferenceOracle(*rules)
         self._replay_window = replay_window
         self._pad_requests_to = pad_requests_to
-        self._held: list[dict[int, Array]] = [{} for _ in schedule.groups]
+        self._held: dict[int, tuple[int, tuple[Int32Array, ...]]] = {}
         self._sha256 = hashlib.sha256()
         self._faults_taken = 0
         self.num_tail = self.num_tokens = self.num_steps = self.num_mismatches = 0
@@ -310,12 +312,13 @@ class Replay:
 
     def _blocks_in_use(self, step: ScheduleStep) -> tuple[int, ...]:
         gone = {int(match[1]) for event in step.events if (match := _GONE.match(event))}
-        counts = []
-        for held, blocks_of in zip(self._held, step.expected_blocks, strict=True):
-            for request_id in gone:
-                held.pop(request_id, None)
-            for request_id, blocks in zip(step.request_ids.tolist(), blocks_of, strict=True):
-                held[request_id] = blocks.astype(np.int64)
-            live = np.concatenate([*held.values(), np.zeros(1, np.int64)])
-            counts.append(len(np.unique(live[live != NULL_BLOCK_ID])))
-        return tuple(counts)
+        held = {row: of for row, of in self._held.items() if of[0] not in gone}
+        for entry, row in enumerate(step.idx_mapping.tolist()):
+            blocks = tuple(blocks_of[entry] for blocks_of in step.expected_blocks)
+            held[row] = int(step.request_ids[entry]), blocks
+        self._held = held
+        nothing, num_groups = np.full(1, NULL_BLOCK_ID, np.int32), len(self.schedule.groups)
+        return tuple(
+            len(np.setdiff1d(np.concatenate([nothing, *of_group]), nothing))
+            for of_group in ([blocks[g] for _, blocks in held.values()] for g in range(num_groups))
+        )

@@ -7,28 +7,31 @@ holds one step at a time.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from fused_slots.faults import require_int
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
+from fused_slots.recording.archive import DAMAGE, MAX_BYTES, check_size, damaged, pack, unpack
 from fused_slots.recording.arrays import (
     ARRAYS,
-    DAMAGE,
     Int32Array,
     Int64Array,
     ScheduleError,
-    damaged,
+    ScheduleSizeError,
     ends,
-    pack,
-    unpack,
     validate,
 )
 from fused_slots.recording.shipped import list_recordings, read_recording
+
+_MAX_TEXT = 1000
+"""Characters of a name or an event."""
 
 
 @dataclass(frozen=True)
@@ -232,14 +235,21 @@ class Schedule:
         Path(path).write_bytes(pack(header, self._arrays))
 
 
-def load_schedule(path: str | Path) -> Schedule:
-    """Read a schedule file.
+def load_schedule(path: str | Path, max_bytes: int = MAX_BYTES) -> Schedule:
+    """Read a schedule file, or a recording that ships with the package.
+
+    Args:
+        path: a file, or the name of a recording where there is no file of that name.
+        max_bytes: limit of what the file holds, and of one table of each group that it asks for.
 
     Raises:
-        ScheduleError: it is not such a file, is of another version, or is damaged.
+        ScheduleError: it is not such a file, is of another version, is damaged or too large.
         OSError: it cannot be opened.
     """
-    return _parse(Path(path).read_bytes(), str(path))
+    if str(path) in list_recordings() and not Path(path).exists():
+        return load_recording(str(path))
+    with Path(path).open("rb") as file:
+        return _parse(file, str(path), max_bytes)
 
 
 def load_recording(name: str) -> Schedule:
@@ -251,7 +261,7 @@ def load_recording(name: str) -> Schedule:
     if name not in list_recordings():
         known = ", ".join(list_recordings())
         raise ScheduleError("name", expected=f"one of {known}", actual=repr(name))
-    return _parse(read_recording(name), name)
+    return _parse(io.BytesIO(read_recording(name)), name, MAX_BYTES)
 
 
 def _empty_truth(groups: Iterable[KVCacheGroup], max_num_reqs: int) -> list[Int32Array]:
@@ -284,15 +294,31 @@ def _encode_step(
             columns["edit_blocks"].extend(blocks[edited].tolist())
 
 
-def _parse(content: bytes, source: str) -> Schedule:
-    header, arrays = unpack(content, source)
+def _parse(file: BinaryIO, source: str, max_bytes: int) -> Schedule:
+    header, arrays = unpack(file, source, max_bytes)
     try:
-        events = {int(index): tuple(texts) for index, texts in header.pop("events")}
-        groups = [
+        events = {int(index): _texts(texts) for index, texts in header.pop("events")}
+        groups = tuple(
             KVCacheGroup(**{**group, "slot_mapping_mode": SlotMappingMode(mode)})
             for group in header.pop("groups")
             for mode in [group["slot_mapping_mode"]]
-        ]
-        return Schedule._checked({**header, "groups": tuple(groups)}, arrays, events)
+        )
+        for size in ("max_num_reqs", "max_num_batched_tokens", "num_blocks"):
+            header[size] = require_int(size, header[size], minimum=1)
+        _texts([header["name"]])
+        dict(**header["metadata"])
+        rows, tokens = header["max_num_reqs"], header["max_num_batched_tokens"]
+        num_bytes = sum(4 * rows * group.row_width + 8 * tokens for group in groups)
+        check_size(source, num_bytes, max_bytes, "in block tables and slots", max_bytes)
+        return Schedule._checked({**header, "groups": groups}, arrays, events)
+    except ScheduleSizeError:
+        raise
     except DAMAGE as error:
         raise damaged(source, error) from error
+
+
+def _texts(texts: list[str]) -> tuple[str, ...]:
+    for text in texts:
+        if not isinstance(text, str) or len(text) > _MAX_TEXT:
+            raise ValueError(f"a text of at most {_MAX_TEXT} characters is none: {str(text)[:50]}")
+    return tuple(texts)
