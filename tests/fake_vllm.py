@@ -17,6 +17,8 @@ V1 = "vllm.v1.worker.block_table"
 V1_READER = "vllm.v1.worker.gpu_input_batch"
 ASCEND = "vllm_ascend.worker.v2.block_table"
 ASCEND_PATCH = "vllm_ascend.patch.worker.patch_block_table"
+ASCEND_V1 = "vllm_ascend.worker.block_table"
+ASCEND_V1_READER = "vllm_ascend.worker.npu_input_batch"
 
 
 def class_text(name: str, methods: Methods, base: str = "") -> str:
@@ -66,10 +68,16 @@ class GPUModelRunner:
     }
 
 
-def ascend_files(v2_methods: Methods) -> dict[str, str]:
-    """The files that pose as vllm-ascend's v2 class, and as its patch that binds it."""
-    own = {"__init__": v2_methods["__init__"]}
+def ascend_files(contract: Contract) -> dict[str, str]:
+    """The files that pose as vllm-ascend's classes, their reader, and its patch that binds v2's."""
+    v1, v2 = contract.tables
+    own = {"__init__": v2.methods["__init__"]}
     return {
+        path_of(ASCEND_V1): class_text(v1.name, v1.methods),
+        path_of(ASCEND_V1_READER): f"""
+from {ASCEND_V1} import MultiGroupBlockTable
+def build(**arguments): return MultiGroupBlockTable(**arguments)
+""",
         path_of(ASCEND): f"from {V2} import BlockTables\n"
         + class_text("AscendBlockTables", own, "BlockTables"),
         path_of(ASCEND_PATCH): f"""

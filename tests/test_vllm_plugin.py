@@ -1,7 +1,6 @@
 """The plugin against a small package that poses as vllm: what it replaces, and when it stays off.
 
-tests/vllm runs it against vLLM itself; vllm-ascend cannot be installed on a CPU machine, so its
-part of this file is all there is.
+tests/vllm and tests/releases run it against the engines themselves.
 """
 
 from __future__ import annotations
@@ -22,16 +21,20 @@ import torch
 
 from fused_slots import BlockTableError
 from fused_slots.cli.diagnosis import MISSING, plugin_state
-from fused_slots.vllm import plugin, releases
+from fused_slots.vllm import ascend_v1, plugin, releases
+from fused_slots.vllm.ascend_v1 import FusedAscendMultiGroupBlockTable
 from fused_slots.vllm.plugin import find_obstacle, register, status, unregister
 from fused_slots.vllm.releases import CONTRACTS, Contract, UnsupportedVllmError, find_contract
 from fused_slots.vllm.releases.vllm import CONTRACTS as VLLM_CONTRACTS
 from fused_slots.vllm.releases.vllm import VLLM_0_30
+from fused_slots.vllm.releases.vllm_ascend import CONTRACTS as ASCEND_CONTRACTS
 from fused_slots.vllm.v1 import MultiGroupBlockTable
 from fused_slots.vllm.v2 import FusedAscendBlockTables, FusedBlockTables
 from tests.fake_vllm import (
     ASCEND,
     ASCEND_PATCH,
+    ASCEND_V1,
+    ASCEND_V1_READER,
     FILES,
     V1,
     V1_READER,
@@ -69,7 +72,7 @@ def forget() -> None:
         del sys.modules[name]
 
 
-ASCEND_FILES = ascend_files(VLLM_0_30.tables[0].methods)
+ASCEND_FILES = ascend_files(ASCEND_CONTRACTS[0])
 
 
 @pytest.fixture
@@ -273,7 +276,7 @@ def test_strict_insists(vllm: Path, what: str, monkeypatch: pytest.MonkeyPatch) 
         ({"vllm": ""}, "got vllm of no version"),
         ({}, "got none installed"),
         ({"vllm": "0.33.0", "vllm-ascend": "0.30.0rc2"}, "ascend: .*got vllm 0.33.0 with vllm-a"),
-        ({"vllm": "0.30.0", "vllm-ascend": "0.31.0"}, "with vllm-ascend 0.30.0rc2.*ascend 0.31.0"),
+        ({"vllm": "0.30.0", "vllm-ascend": "0.31.0"}, "0.30.0rc1, 0.30.0rc2.*ascend 0.31.0"),
     ],
 )
 def test_a_release_that_nobody_read_is_refused_by_name(
@@ -545,7 +548,7 @@ def test_vllm_ascends_runner_gets_ours_whoever_registers_first(ascend: Path, fir
     runner = import_module(V2_READER)
     assert runner.BlockTables is FusedAscendBlockTables
     assert import_module(ASCEND).AscendBlockTables is FusedAscendBlockTables
-    # Its own class derives from this one, and its v1 runner has tables of its own.
+    # Its own class derives from this one, and its v1 runner builds others than vLLM's.
     assert import_module(V2).BlockTables.__module__ == V2
     assert import_module(V1).MultiGroupBlockTable.__module__ == V1
     tables = runner.BlockTables(**SIZES)
@@ -558,10 +561,88 @@ def test_a_vllm_ascend_with_another_constructor_is_left_alone(ascend: Path) -> N
     text = ASCEND_FILES[name].replace("kernel_block_sizes=None", "block_table_pad=None")
     write_package(ascend, {name: text})
     register()
+    assert status().active
+    import_module(ASCEND)
+    assert not status().active
     assert "AscendBlockTables.__init__: expected" in status().reason
     assert "block_table_pad" in status().reason
     assert import_module(ASCEND).AscendBlockTables.__module__ == ASCEND
     assert import_module(V2).BlockTables.__module__ == V2
+
+
+V1_SIZES: dict[str, Any] = {
+    "max_num_reqs": 2,
+    "max_model_len": 64,
+    "max_num_batched_tokens": 8,
+    "pin_memory": False,
+    "device": torch.device("cpu"),
+    "block_sizes": [16],
+}
+
+
+@pytest.mark.parametrize("first", ["fused_slots", "its tables", "its input batch", "both late"])
+def test_vllm_ascends_input_batch_gets_ours_whoever_is_imported_first(
+    ascend: Path, first: str
+) -> None:
+    if first == "its tables":
+        import_module(ASCEND_V1)
+    elif first == "its input batch":
+        import_module(ASCEND_V1_READER)
+    register()
+    register()
+    assert first == "its input batch" or ASCEND_V1_READER not in sys.modules
+    assert status().active
+    reader = import_module(ASCEND_V1_READER)
+    assert type(reader.build(**V1_SIZES)) is FusedAscendMultiGroupBlockTable
+    assert f"{ASCEND_V1_READER}.MultiGroupBlockTable" in status().replaced
+    unregister()
+    assert type(reader.build(**V1_SIZES)).__module__ == ASCEND_V1
+    assert import_module(ASCEND_V1).MultiGroupBlockTable is reader.MultiGroupBlockTable
+
+
+def test_after_unregister_a_late_import_replaces_nothing(ascend: Path) -> None:
+    register()
+    unregister()
+    assert import_module(ASCEND_V1_READER).MultiGroupBlockTable.__module__ == ASCEND_V1
+    assert not status().active
+
+
+def test_strict_lets_a_late_import_fail_where_the_class_is_another(
+    ascend: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = ASCEND_V1.replace(".", "/") + ".py"
+    write_package(ascend, {name: ASCEND_FILES[name].replace("kernel_sizes", "kernel_block_sizes")})
+    monkeypatch.setenv("FUSED_SLOTS_VLLM", "strict")
+    register()
+    with pytest.raises(releases.UnsupportedVllmError, match=r"kernel_sizes.*kernel_block"):
+        import_module(ASCEND_V1_READER)
+
+
+def test_on_a_310p_nothing_is_replaced(ascend: Path) -> None:
+    write_package(ascend, {"vllm_ascend/_build_info.py": "__device_type__ = '_310P'"})
+    register()
+    reader = import_module(ASCEND_V1_READER)
+    assert reader.MultiGroupBlockTable.__module__ == ASCEND_V1
+    assert "other than the 310P; got 310P" in status().reason
+
+
+REFUSED_V1 = {
+    "prefill": ("prefill_context_parallel_size: expected 1", {"pcp": (2, 0)}),
+    "drafts under decode context parallelism": ("num_speculative_tokens under", {"dcp": (2, 1)}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_V1)
+def test_vllm_ascends_own_tables_are_built_where_ours_cannot_be_right(
+    ascend: Path, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    message, groups = REFUSED_V1[name]
+    monkeypatch.setattr(ascend_v1, "parallel_group", lambda name: groups.get(name, (1, 0)))
+    register()
+    reader = import_module(ASCEND_V1_READER)
+    built = reader.build(**V1_SIZES, num_speculative_tokens=2)
+    assert type(built).__module__ == ASCEND_V1
+    assert message in caplog.text
 
 
 def test_unregister_gives_vllm_ascend_its_runner_back(ascend: Path) -> None:

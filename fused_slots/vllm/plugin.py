@@ -17,6 +17,7 @@ from typing import Any
 from fused_slots import env
 from fused_slots.faults import BlockTableError
 from fused_slots.vllm.fallback import FallsBack, logger
+from fused_slots.vllm.late_import import LateImports
 from fused_slots.vllm.one_launch import check_runners, wrap_runners
 from fused_slots.vllm.patches import PATCHES
 from fused_slots.vllm.releases import (
@@ -178,9 +179,14 @@ def _find_targets(installed: dict[str, str]) -> tuple[Contract, list[_Target]]:
     check_module_version(installed)
     targets = []
     for tables in contract.tables:
+        stand_in = tables.load_stand_in()
+        if hasattr(stand_in, "check_engine"):
+            stand_in.check_engine()
+        if tables.waits and not _is_loaded(tables):
+            continue
         module = import_module(tables.module)
         stock = PATCHES.original(module, tables.name)
-        target = _Target(tables, contract.packages, stock, tables.load_stand_in())
+        target = _Target(tables, contract.packages, stock, stand_in)
         target.check_names()
         check_methods(stock, tables.methods, contract.name)
         targets.append(target)
@@ -188,8 +194,13 @@ def _find_targets(installed: dict[str, str]) -> tuple[Contract, list[_Target]]:
     return contract, targets
 
 
+def _is_loaded(tables: Tables) -> bool:
+    return hasattr(sys.modules.get(tables.module), tables.name)
+
+
 def _install(contract: Contract, targets: list[_Target]) -> None:
     _in_place[:] = targets
+    _late.wait_for({tables.module for tables in contract.tables if not _is_loaded(tables)})
     for target in targets:
         target.stand_in.stock = target.stock
         target.stand_in.arguments = target.tables.methods["__init__"]
@@ -209,6 +220,7 @@ def _install(contract: Contract, targets: list[_Target]) -> None:
 
 
 def _restore() -> None:
+    _late.wait_for(set())
     PATCHES.restore()
     for target in _in_place:
         # A module that the engine imported after us took our class from the first one's name.
@@ -236,6 +248,9 @@ def _report(new: PluginStatus) -> None:
         return
     log: Callable[..., Any] = logger.info if new.active or new.mode == "off" else logger.warning
     log("fused_slots block tables are %s: %s", "active" if new.active else "inactive", new.reason)
+
+
+_late = LateImports(register)
 
 
 def _sentence(error: Exception) -> str:

@@ -166,12 +166,14 @@ class Storage:
                 raise_over_capacity(layout, row, g, begin, end)
             checked.append((g, ids, begin, end))
         for g, ids, begin, end in checked:
-            table = self.tables[g].np[row]
+            rows = self.tables[g].np
             if ids:
                 parts = self._parts[g]
-                table[begin:end] = ids if len(parts) == 1 else split_blocks(ids, parts)
-            table[end : filled[g]] = 0
-            self.lengths[g, row] = end
+                rows[row, begin:end] = ids if len(parts) == 1 else split_blocks(ids, parts)
+            if end < filled[g]:
+                rows[row, end : filled[g]] = 0
+            filled[g] = end
+        self.lengths[:, row] = filled
 
     def _check_ids(self, row: int, g: int, group_ids: BlockIds) -> list[int]:
         """One group's ids as a list of ints that the group accepts."""

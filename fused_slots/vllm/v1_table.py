@@ -136,7 +136,8 @@ class BlockTable:
         scratch = self._storage.scratch
         rows = self._storage.batch(num_reqs)
         manager.compute_slot_mappings(rows, query_start_loc, positions, 0, scratch)
-        self.slot_mapping.gpu.copy_(scratch[self._group])
+        slots = self.slot_mapping.gpu
+        slots.copy_(scratch[self._group, : len(slots)])
 
     def compute_slot_mapping_draft(self, req_indices: Indices, positions: Indices) -> None:
         """Slots of a flat list of (row, position) pairs into `slot_mapping.gpu`, PAD beyond it.
@@ -150,7 +151,8 @@ class BlockTable:
             return
         scratch = self._storage.scratch
         manager.map_tokens(*self._storage.tokens(req_indices, positions), scratch)
-        self.slot_mapping.gpu.copy_(scratch[self._group])
+        slots = self.slot_mapping.gpu
+        slots.copy_(scratch[self._group, : len(slots)])
 
     def commit_block_table(self, num_reqs: int) -> None:
         """Copy the first rows to the device, as `block_table.np` holds them."""

@@ -35,6 +35,7 @@ class Tables:
             of a multi-group table's groups too.
         stand_in: "module:class"; it takes the constructor's arguments by their names in `methods`.
         builders: "module.name", the names under which the engine builds it.
+        waits: the class is replaced when the engine has imported `module`, and not before.
     """
 
     runner: str
@@ -44,6 +45,7 @@ class Tables:
     read_outside: frozenset[str]
     stand_in: str
     builders: tuple[str, ...]
+    waits: bool = False
 
     @property
     def path(self) -> str:
