@@ -149,6 +149,7 @@ def check_tokens(
     query_start_loc: torch.Tensor,
     positions: torch.Tensor,
     replay_start: torch.Tensor | None,
+    replay_len: torch.Tensor | None,
 ) -> None:
     """Check the tokens of `num_reqs` batch entries without looking at contents.
 
@@ -159,16 +160,29 @@ def check_tokens(
     check_vector("positions", positions, _INT64, device)
     if replay_start is not None:
         check_vector("replay_start", replay_start, _INT32, device, num_reqs)
+    if replay_len is None:
+        return
+    if replay_start is None:
+        raise InvalidArgumentError(
+            "replay_len",
+            expected="replay_start beside it: a length says how far from there",
+            actual="replay_start=None",
+        )
+    check_vector("replay_len", replay_len, _INT32, device, num_reqs)
 
 
 def check_host_visible_batch(
-    query_start_loc: torch.Tensor, num_reqs: int, num_positions: int, capacity: int
+    query_start_loc: torch.Tensor,
+    num_reqs: int,
+    num_positions: int,
+    capacity: int,
+    num_tokens_padded: int,
 ) -> None:
     """Check the contents of query_start_loc where the host can read them.
 
     Raises:
         InvalidArgumentError: it does not start at 0, decreases, or names more tokens than there
-            are positions or room for.
+            are positions, room for, or columns in the view that is returned.
     """
     starts = query_start_loc.numpy()[: num_reqs + 1]
     if starts[0] != 0:
@@ -195,4 +209,12 @@ def check_host_visible_batch(
             expected=f"at most {capacity} tokens",
             actual=str(num_tokens),
             hint="max_num_batched_tokens (or the width of out) is the capacity",
+        )
+    if num_tokens > num_tokens_padded:
+        raise InvalidArgumentError(
+            "num_tokens_padded",
+            expected=f"at least {num_tokens}, the tokens of the batch "
+            f"(query_start_loc[{num_reqs}])",
+            actual=str(num_tokens_padded),
+            hint="The view that is returned has so many columns, and each token needs one",
         )

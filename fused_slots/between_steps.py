@@ -101,7 +101,12 @@ class BetweenSteps(BaseTables):
         return self._backend.take_faults()
 
     def explain(
-        self, group: int, req_index: int, position: int, replay_start: int = 0
+        self,
+        group: int,
+        req_index: int,
+        position: int,
+        replay_start: int = 0,
+        replay_len: int | None = None,
     ) -> Explanation:
         """Derive one token's slot, number by number; str() of the result is the derivation.
 
@@ -112,7 +117,9 @@ class BetweenSteps(BaseTables):
             group: KV cache group.
             req_index: the request's row, -1 = dummy.
             position: logical position of the token.
-            replay_start: first replayed position of the request, 0 = none.
+            replay_start: first replayed position of the request.
+            replay_len: replayed positions, <= 0 = none; None = the manager's replay_window, and
+                then a replay_start of 0 = none.
 
         Raises:
             InvalidArgumentError: no such group or row.
@@ -121,7 +128,7 @@ class BetweenSteps(BaseTables):
             self._carry_out()
         from fused_slots.inspect.explain import explain
 
-        return explain(self, group, req_index, position, replay_start)
+        return explain(self, group, req_index, position, replay_start, replay_len)
 
     def check_integrity(self) -> None:
         """Check every invariant that can be read off the buffers; waits for the device.

@@ -40,18 +40,21 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         cp_rank: this rank.
         cp_interleave: consecutive tokens on one rank.
         slot_mapping_enabled: False = all slots of the group are PAD. Default: True.
-        dcp_sharded: False = the group is replicated on every rank. Default: True.
+        dcp_sharded: False = the group is replicated on every rank. Default: True, False for a ring.
         sliding_window_reach: tokens below the first scheduled position that attention may still
             read; 0 = all. Default: 0.
         kernel_block_sizes: tokens per table column. Default: block_sizes.
         slot_mapping_modes: `SlotMappingMode`s; a disabled group is NONE whatever stands here.
         circular: True = the row is one block used as a ring. Default: False.
-        prefix_cacheable: False = replayed tokens are written. Default: True.
+        prefix_cacheable: False = replayed tokens are written. Default: True, False for a ring.
         replay_window: tokens after `replay_start` that cacheable groups do not rewrite.
         slot_dtype: torch.int32 or torch.int64. Default: int32 on npu, int64 elsewhere.
         num_blocks: pool size in allocation blocks, an int or a list; ids at or above it are
             refused. None = unknown.
         checked: record the first device faults in detail. None = FUSED_SLOTS_CHECKED.
+        null_block_id: an allocation block that is never written: its tokens become PAD and a
+            counted fault. None = FUSED_SLOTS_NULL_BLOCK, and where that is unset there is none.
+        pools: groups with one name here take their block ids from one pool. Default: "", its own.
 
     Raises:
         ConfigurationError: a setting that cannot be mapped exactly; names it and what would do.
@@ -79,6 +82,8 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         slot_dtype: torch.dtype | None = None,
         num_blocks: int | Sequence[int] | None = None,
         checked: bool | None = None,
+        null_block_id: int | None = None,
+        pools: Sequence[str] | None = None,
     ) -> None:
         groups = groups_from_lists(
             block_sizes,
@@ -90,6 +95,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
             slot_mapping_modes=slot_mapping_modes,
             circular=circular,
             prefix_cacheable=prefix_cacheable,
+            pools=pools,
         )
         self._build(
             groups,
@@ -98,6 +104,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
             slot_dtype,
             num_blocks,
             checked,
+            null_block_id,
             max_num_reqs=max_num_reqs,
             max_num_batched_tokens=max_num_batched_tokens,
             context_parallel=ContextParallel(cp_size, cp_rank, cp_interleave),
@@ -117,6 +124,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         slot_dtype: torch.dtype | None = None,
         num_blocks: int | Sequence[int | None] | None = None,
         checked: bool | None = None,
+        null_block_id: int | None = None,
     ) -> AscendBlockTables:
         """Build a manager from its groups; rows get the width of `get_block_table_width`.
 
@@ -137,6 +145,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
             slot_dtype,
             num_blocks,
             checked,
+            null_block_id,
             max_num_reqs=max_num_reqs,
             max_num_batched_tokens=max_num_batched_tokens,
             context_parallel=context_parallel,
@@ -152,6 +161,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         slot_dtype: torch.dtype | None,
         num_blocks: int | Sequence[int | None] | None,
         checked: bool | None,
+        null_block_id: int | None,
         **settings: Any,
     ) -> None:
         """Both constructors' common end; `settings` go into the layout as they are."""
@@ -165,6 +175,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
             widths=tuple(widths),
             slot_dtype=backend.default_slot_dtype if slot_dtype is None else slot_dtype,
             num_blocks=per_group("num_blocks", num_blocks, len(groups)),
+            null_block_id=env.null_block_id() if null_block_id is None else null_block_id,
             **settings,
         )
         self._assemble(layout, backend, torch_device, checked)
@@ -228,6 +239,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         num_tokens_padded: int,
         out: torch.Tensor | None = None,
         replay_start: torch.Tensor | None = None,
+        replay_len: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Slots of every token of a batch in every group, in one launch.
 
@@ -238,24 +250,34 @@ class AscendBlockTables(RowOperations, BetweenSteps):
             idx_mapping: int32 or int64 [num_reqs], the row of each batch entry, -1 = dummy.
             query_start_loc: int32 [>= num_reqs + 1], token offsets, starting at 0.
             positions: int64 [>= N], logical position of each token in its request.
-            num_tokens_padded: columns to return.
+            num_tokens_padded: columns to return, at least N.
             out: int32 or int64 [G, capacity], written instead of `slot_mappings`.
-            replay_start: int32 [>= num_reqs], by batch entry: first replayed position, 0 = none.
+            replay_start: int32 [>= num_reqs], by batch entry: first replayed position. Without
+                replay_len the manager's replay_window follows from there, and 0 = none.
+            replay_len: int32 [>= num_reqs], by batch entry: replayed positions, <= 0 = none.
 
         Returns:
             [G, num_tokens_padded] view of `slot_mappings` or `out`.
 
         Raises:
             InvalidArgumentError: a tensor has the wrong shape, dtype or device, or (where the
-                host can see it) query_start_loc decreases or exceeds the capacity.
+                host can see it) query_start_loc decreases or exceeds the capacity or the view.
         """
         if out is not None:
             outputs.check_slots_out(self.layout, self.device, out, self._rows.largest_ids)
         capacity = self.layout.max_num_batched_tokens if out is None else out.shape[1]
         num_reqs = arguments.check_rows(self.device, idx_mapping)
-        self._check_tokens(num_reqs, query_start_loc, positions, replay_start, capacity)
         num_tokens_padded = check_count(
             "num_tokens_padded", num_tokens_padded, 0, capacity, "the capacity"
+        )
+        self._check_tokens(
+            num_reqs,
+            query_start_loc,
+            positions,
+            replay_start,
+            replay_len,
+            capacity,
+            num_tokens_padded,
         )
         self._launch_map(
             Step(
@@ -264,6 +286,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
                 positions,
                 num_tokens_padded=num_tokens_padded,
                 replay_start=replay_start,
+                replay_len=replay_len,
                 slots_out=out,
             )
         )
@@ -279,6 +302,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         num_tokens_padded: int | None = None,
         num_computed_tokens: torch.Tensor | None = None,
         replay_start: torch.Tensor | None = None,
+        replay_len: torch.Tensor | None = None,
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """Apply staged writes, gather the batch's rows and map its slots, in one launch.
 
@@ -300,9 +324,17 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         num_reqs_padded = arguments.check_gather(
             self.layout, self.device, num_reqs, num_reqs_padded, None, num_computed_tokens
         )
-        self._check_tokens(num_reqs, query_start_loc, positions, replay_start, capacity)
         num_tokens_padded = check_count(
             "num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens"
+        )
+        self._check_tokens(
+            num_reqs,
+            query_start_loc,
+            positions,
+            replay_start,
+            replay_len,
+            capacity,
+            num_tokens_padded,
         )
         self._launch(
             Step(
@@ -313,6 +345,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
                 num_tokens_padded,
                 num_computed_tokens,
                 replay_start,
+                replay_len,
                 staged=self._staged("step"),
             )
         )
@@ -361,10 +394,14 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         query_start_loc: torch.Tensor,
         positions: torch.Tensor,
         replay_start: torch.Tensor | None,
+        replay_len: torch.Tensor | None,
         capacity: int,
+        num_tokens_padded: int,
     ) -> None:
-        arguments.check_tokens(self.device, num_reqs, query_start_loc, positions, replay_start)
+        arguments.check_tokens(
+            self.device, num_reqs, query_start_loc, positions, replay_start, replay_len
+        )
         if self._backend.reads_tensors_on_host:
             arguments.check_host_visible_batch(
-                query_start_loc, num_reqs, positions.shape[0], capacity
+                query_start_loc, num_reqs, positions.shape[0], capacity, num_tokens_padded
             )

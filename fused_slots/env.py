@@ -13,12 +13,16 @@ from fused_slots.faults import ConfigurationError
 
 @dataclass(frozen=True)
 class Variable:
-    """One environment variable: its name, the values it takes, its default and its meaning."""
+    """One environment variable: its name, the values it takes, its default and its meaning.
+
+    A `number` also takes any non-negative integer.
+    """
 
     name: str
     choices: tuple[str, ...]
     default: str
     meaning: str
+    number: bool = False
 
     def read(self) -> str:
         """The variable's value in lower case, or its default.
@@ -27,10 +31,9 @@ class Variable:
             ConfigurationError: the value is none of `choices`.
         """
         value = os.environ.get(self.name, "").strip().lower() or self.default
-        if value not in self.choices:
-            raise ConfigurationError(
-                self.name, expected=" or ".join(filter(None, self.choices)), actual=repr(value)
-            )
+        if value not in self.choices and not (self.number and value.isdecimal()):
+            known = [*filter(None, self.choices), *(["a number"] if self.number else [])]
+            raise ConfigurationError(self.name, expected=" or ".join(known), actual=repr(value))
         return value
 
 
@@ -48,6 +51,13 @@ HOST = Variable(
     ("auto", "native", "python"),
     "auto",
     "How appends are staged: by the compiled half where it was built, by it alone, or in Python",
+)
+NULL_BLOCK = Variable(
+    "FUSED_SLOTS_NULL_BLOCK",
+    ("",),
+    "",
+    "The allocation block that is never written: its tokens become PAD and a counted fault",
+    number=True,
 )
 VLLM = Variable(
     "FUSED_SLOTS_VLLM",
@@ -72,9 +82,15 @@ PLAN = Variable(
     "by_request: map slots over the grid (group_count, num_reqs * tiles + 1), the base case",
 )
 
-VARIABLES = (BACKEND, CHECKED, HOST, PLAN, VLLM, VLLM_MAMBA, WARMUP)
+VARIABLES = (BACKEND, CHECKED, HOST, NULL_BLOCK, PLAN, VLLM, VLLM_MAMBA, WARMUP)
 
 
 def checked() -> bool:
     """Whether FUSED_SLOTS_CHECKED asks for detailed faults."""
     return CHECKED.read() == "1"
+
+
+def null_block_id() -> int | None:
+    """The block that FUSED_SLOTS_NULL_BLOCK names; None where it is unset."""
+    value = NULL_BLOCK.read()
+    return int(value) if value else None

@@ -35,6 +35,11 @@ class BlockTableError(ValueError):
         self.hint = hint
         super().__init__(argument, expected, actual, hint)
 
+    def within(self, place: str) -> BlockTableError:
+        """The same error with the place that it was found in before its argument."""
+        argument = f"{place}: {self.argument}"
+        return type(self)(argument, expected=self.expected, actual=self.actual, hint=self.hint)
+
     def __reduce__(self) -> tuple[Callable[..., BlockTableError], tuple[str]]:
         # An engine's worker sends its errors to another process; keywords do not survive `args`.
         build = partial(type(self), expected=self.expected, actual=self.actual, hint=self.hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fused_slots.faults import require_bool
+from fused_slots.faults import ConfigurationError, require_bool
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
 from fused_slots.layout import as_tuple, per_group
 
@@ -21,6 +21,7 @@ def groups_from_lists(
     slot_mapping_modes: Sequence[SlotMappingMode] | None,
     circular: Sequence[bool] | None,
     prefix_cacheable: Sequence[bool] | None,
+    pools: Sequence[str] | None,
 ) -> list[KVCacheGroup]:
     """One group per entry of `block_sizes`; None stands for the default in every group.
 
@@ -35,31 +36,34 @@ def groups_from_lists(
     columns: dict[str, Sequence[Any]] = {
         "max_num_blocks_per_group": max_num_blocks_per_group,
         "slot_mapping_enabled": _default(slot_mapping_enabled, True, count),
-        "dcp_sharded": _default(dcp_sharded, True, count),
+        "dcp_sharded": _default(dcp_sharded, None, count),
         "sliding_window_reach": _default(sliding_window_reach, 0, count),
         "kernel_block_sizes": _default(kernel_block_sizes, None, count),
         "slot_mapping_modes": _default(slot_mapping_modes, SlotMappingMode.TOKEN_TO_KV_SLOT, count),
         "circular": _default(circular, False, count),
-        "prefix_cacheable": _default(prefix_cacheable, True, count),
+        "prefix_cacheable": _default(prefix_cacheable, None, count),
+        "pools": _default(pools, "", count),
     }
     lists = [per_group(name, values, count) for name, values in columns.items()]
     groups = []
-    for size, *rest in zip(block_sizes, *lists, strict=True):
-        max_num_blocks, enabled, sharded, reach, kernel_size, mode, ring, cacheable = rest
-        groups.append(
-            KVCacheGroup(
+    for g, (size, *rest) in enumerate(zip(block_sizes, *lists, strict=True)):
+        max_num_blocks, enabled, sharded, reach, kernel_size, mode, ring, cacheable, pool = rest
+        try:
+            is_enabled = require_bool("slot_mapping_enabled", enabled)
+            group = KVCacheGroup(
                 block_size=size,
                 max_num_blocks=max_num_blocks,
                 kernel_block_size=kernel_size,
-                slot_mapping_mode=mode
-                if require_bool("slot_mapping_enabled", enabled)
-                else SlotMappingMode.NONE,
+                slot_mapping_mode=mode if is_enabled else SlotMappingMode.NONE,
                 circular=ring,
                 dcp_sharded=sharded,
                 prefix_cacheable=cacheable,
                 sliding_window_reach=reach,
+                pool=pool,
             )
-        )
+        except ConfigurationError as error:
+            raise error.within(f"groups[{g}]") from None
+        groups.append(group)
     return groups
 
 

@@ -98,13 +98,16 @@ class KVCacheGroup:
 
     Args:
         block_size: tokens per allocation block (K), > 0.
-        max_num_blocks: allocation blocks that one request can hold, >= 1.
+        max_num_blocks: allocation blocks that one request can hold, >= 1; 1 in a ring. The row
+            of a paged group may take more: it is aligned to 128 tokens (`get_block_table_width`).
         kernel_block_size: tokens per table column (B); divides `block_size`; None = `block_size`.
         slot_mapping_mode: TOKEN_TO_KV_SLOT, or NONE for state tables.
-        circular: the row holds one block, used as a ring of `kernel_block_size` slots.
+        circular: the row holds one block, used as a ring of `kernel_block_size` slots. It
+            belongs to one request, so `prefix_cacheable` is refused.
         dcp_sharded: context parallelism shards this group; otherwise every rank holds it whole.
+            None = True, False for a ring.
         prefix_cacheable: its blocks can be shared through the prefix cache, so replayed tokens
-            must not be written to them again.
+            must not be written to them again. None = True, False for a ring.
         sliding_window_reach: tokens below a request's first scheduled position that attention
             may still read; 0 = all of them.
         name: shown in errors and reports.
@@ -119,21 +122,32 @@ class KVCacheGroup:
     kernel_block_size: int | None = None
     slot_mapping_mode: SlotMappingMode = SlotMappingMode.TOKEN_TO_KV_SLOT
     circular: bool = False
-    dcp_sharded: bool = True
-    prefix_cacheable: bool = True
+    dcp_sharded: bool | None = None
+    prefix_cacheable: bool | None = None
     sliding_window_reach: int = 0
     name: str = ""
     pool: str = ""
 
     def __post_init__(self) -> None:
+        try:
+            self._normalise()
+        except ConfigurationError as error:
+            if isinstance(self.name, str) and self.name:
+                raise error.within(f"group ({self.name})") from None
+            raise
+
+    def _normalise(self) -> None:
         columns_per_block = _columns_per_block(self.block_size, self.kernel_block_size)
         minima = {"block_size": 1, "max_num_blocks": 1, "sliding_window_reach": 0}
         for field, minimum in minima.items():
             value = require_int(field, getattr(self, field), minimum=minimum)
             object.__setattr__(self, field, value)
         object.__setattr__(self, "kernel_block_size", self.block_size // columns_per_block)
-        for field in ("circular", "dcp_sharded", "prefix_cacheable"):
-            object.__setattr__(self, field, require_bool(field, getattr(self, field)))
+        object.__setattr__(self, "circular", require_bool("circular", self.circular))
+        for field in ("dcp_sharded", "prefix_cacheable"):
+            value = getattr(self, field)
+            value = not self.circular if value is None else require_bool(field, value)
+            object.__setattr__(self, field, value)
         for field in ("name", "pool"):
             if not isinstance(getattr(self, field), str):
                 raise ConfigurationError(field, expected="a str", actual=repr(getattr(self, field)))
@@ -143,12 +157,28 @@ class KVCacheGroup:
                 expected="a fused_slots.SlotMappingMode",
                 actual=repr(self.slot_mapping_mode),
             )
-        if self.circular and columns_per_block != 1:
+        if self.circular:
+            self._check_ring(columns_per_block)
+
+    def _check_ring(self, columns_per_block: int) -> None:
+        if columns_per_block != 1:
             raise ConfigurationError(
                 "kernel_block_size",
                 expected=f"block_size ({self.block_size}) in a circular group: its ring is one "
                 "block that is never split",
                 actual=str(self.kernel_block_size),
+            )
+        if self.kind is GroupKind.RING and self.max_num_blocks != 1:
+            raise ConfigurationError(
+                "max_num_blocks",
+                expected="1 in a circular group: its ring is one block",
+                actual=str(self.max_num_blocks),
+            )
+        if self.prefix_cacheable:
+            raise ConfigurationError(
+                "prefix_cacheable",
+                expected="False or None in a circular group: a ring belongs to one request",
+                actual="True",
             )
 
     @property

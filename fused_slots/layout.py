@@ -64,11 +64,15 @@ class TableLayout:
             raise ConfigurationError(
                 "slot_dtype", expected="torch.int32 or torch.int64", actual=str(self.slot_dtype)
             )
+        if self.null_block_id is not None:
+            null = require_int("null_block_id", self.null_block_id, minimum=0)
+            object.__setattr__(self, "null_block_id", null)
         object.__setattr__(self, "num_blocks", tuple(map(self._pool_size, range(self.num_groups))))
         for g, group in enumerate(self.groups):
             require_int(f"row width of {self.describe(g)}, in columns", self.widths[g], minimum=1)
             self._check_context_parallel(g, group)
             self._check_pool(g, group)
+            self._check_null_block(g)
 
     @property
     def num_groups(self) -> int:
@@ -144,20 +148,31 @@ class TableLayout:
 
     def _check_context_parallel(self, g: int, group: KVCacheGroup) -> None:
         cp = self.context_parallel
-        if group.circular and cp.size > 1:
+        if cp.size == 1 or not group.dcp_sharded or not group.maps_slots:
+            return
+        if not group.kind.is_paged:
             raise ConfigurationError(
-                f"context_parallel.size with circular {self.describe(g)}",
-                expected="1: a ring of one block cannot be dealt to ranks",
-                actual=str(cp.size),
-                hint="Keep the circular group out of this manager, or set size=1",
+                f"dcp_sharded of {self.describe(g)}",
+                expected="False or None: a ring of one block cannot be dealt to "
+                f"{cp.size} ranks, every rank holds it whole",
+                actual="True",
             )
-        if group.dcp_sharded and cp.size > 1 and group.block_size % cp.interleave:
+        if group.block_size % cp.interleave:
             raise ConfigurationError(
                 f"context_parallel.interleave of {self.describe(g)}",
                 expected=f"a divisor of block_size ({group.block_size}), so that no two tokens "
                 "share a slot",
                 actual=str(cp.interleave),
                 hint="Change interleave, or set dcp_sharded=False if every rank holds this group",
+            )
+
+    def _check_null_block(self, g: int) -> None:
+        null, limit = self.null_block_id, self._block_id_bounds(g)[0]
+        if null is not None and null > limit[0]:
+            raise ConfigurationError(
+                f"null_block_id in {self.describe(g)}",
+                expected=f"a block id in [0, {limit[0]}]: {limit[1]}",
+                actual=str(null),
             )
 
     def _pool_size(self, g: int) -> int | None:

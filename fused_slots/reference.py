@@ -30,6 +30,7 @@ class Outcome(Enum):
     OTHER_RANK = "another context parallel rank owns the token"
     COLUMN_OUT_OF_ROW = "fault: the row has not filled the token's column"
     PAGED = "a slot of a paged block"
+    NULL_BLOCK = "fault: the block is the null block, which is never written"
 
 
 class MappedToken(NamedTuple):
@@ -58,6 +59,8 @@ def map_token(
     context_parallel: ContextParallel = ContextParallel(),  # noqa: B008 - frozen, no state
     replay_start: int = 0,
     replay_window: int = 0,
+    replay_len: int | None = None,
+    null_block_id: int | None = None,
 ) -> MappedToken:
     """Map one token of one live request in one group.
 
@@ -66,8 +69,10 @@ def map_token(
         row: the columns (kernel block ids) that the request has filled; None = no such row.
         position: the token's logical position in its request.
         context_parallel: size, rank and interleave.
-        replay_start: first replayed position of the request, 0 = none.
+        replay_start: first replayed position of the request; with `replay_window`, 0 = none.
         replay_window: replayed tokens from `replay_start` on.
+        replay_len: replayed tokens of this request instead, <= 0 = none; None = replay_window.
+        null_block_id: the allocation block that is never written; None = there is none.
     """
     if group.slot_mapping_mode is SlotMappingMode.NONE:
         return MappedToken(PAD_SLOT_ID, Outcome.STATE_GROUP)
@@ -75,15 +80,17 @@ def map_token(
         return MappedToken(PAD_SLOT_ID, Outcome.ROW_OUT_OF_RANGE)
     if position < 0:
         return MappedToken(PAD_SLOT_ID, Outcome.NEGATIVE_POSITION)
-    if (
-        group.prefix_cacheable
-        and replay_start != 0
-        and replay_start <= position < replay_start + replay_window
-    ):
+    if replay_len is None:
+        replay_len = replay_window if replay_start != 0 else 0
+    if group.prefix_cacheable and replay_start <= position < replay_start + replay_len:
         return MappedToken(PAD_SLOT_ID, Outcome.REPLAYED)
     if group.circular:
-        return _map_ring(group, row, position)
-    return _map_paged(group, row, position, context_parallel)
+        token = _map_ring(group, row, position)
+    else:
+        token = _map_paged(group, row, position, context_parallel)
+    if null_block_id is not None and token.block_id // group.columns_per_block == null_block_id:
+        return token._replace(slot=PAD_SLOT_ID, outcome=Outcome.NULL_BLOCK)
+    return token
 
 
 def _map_ring(group: KVCacheGroup, row: Row, position: int) -> MappedToken:
@@ -126,6 +133,8 @@ def slot_mappings(
     context_parallel: ContextParallel = ContextParallel(),  # noqa: B008 - frozen, no state
     replay_start: Sequence[int] | None = None,
     replay_window: int = 0,
+    replay_len: Sequence[int] | None = None,
+    null_block_id: int | None = None,
 ) -> list[list[int]]:
     """Slots of every token of a batch in every group, padded to the capacity.
 
@@ -133,12 +142,15 @@ def slot_mappings(
         groups: the G KV cache groups.
         rows: per group, the filled columns of each row (a sequence indexed by row, or a mapping).
         idx_mapping: the row of each batch entry; -1 = dummy.
-        query_start_loc: token offsets of the batch entries; N = query_start_loc[num_reqs].
+        query_start_loc: token offsets of the batch entries; N = query_start_loc[num_reqs]. Tokens
+            before its first entry belong to nobody.
         positions: logical position of each token; entries from N on are not read.
         capacity: width of the result; tokens beyond it are cut.
         context_parallel: size, rank and interleave.
         replay_start: per batch entry, the first replayed position, 0 = none; None = none at all.
         replay_window: replayed tokens.
+        replay_len: per batch entry, replayed tokens instead; None = replay_window.
+        null_block_id: the allocation block that is never written; None = there is none.
 
     Returns:
         G lists of `capacity` slots, PAD_SLOT_ID where nothing may be written.
@@ -150,10 +162,18 @@ def slot_mappings(
                 continue
             row = _row(rows[g], int(row_index))
             start = int(replay_start[batch_index]) if replay_start is not None else 0
+            length = int(replay_len[batch_index]) if replay_len is not None else None
             begin, end = int(query_start_loc[batch_index]), int(query_start_loc[batch_index + 1])
             for token in range(begin, min(end, capacity)):
                 slots[g][token] = map_token(
-                    group, row, int(positions[token]), context_parallel, start, replay_window
+                    group,
+                    row,
+                    int(positions[token]),
+                    context_parallel,
+                    start,
+                    replay_window,
+                    length,
+                    null_block_id,
                 ).slot
     return slots
 

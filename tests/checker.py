@@ -21,10 +21,12 @@ from tests.configuration import Config, Target
 from tests.model import POISON, SENTINEL, Batch, Mismatch, TableModel
 
 COLUMN_OUT_OF_ROW, EMPTY_RING, ROW_OUT_OF_RANGE, TOKENS_OVER_CAPACITY = 1, 2, 3, 4
+NULL_BLOCK, DUPLICATE_POSITION = 5, 7
 FAULT_OF_OUTCOME = {
     Outcome.COLUMN_OUT_OF_ROW: COLUMN_OUT_OF_ROW,
     Outcome.EMPTY_RING: EMPTY_RING,
     Outcome.ROW_OUT_OF_RANGE: ROW_OUT_OF_RANGE,
+    Outcome.NULL_BLOCK: NULL_BLOCK,
 }
 
 
@@ -148,7 +150,7 @@ class Checker:
     ) -> list[list[int]]:
         """Check the slots of a batch over the whole capacity; return them."""
         config, capacity = self.config, buffer.shape[1]
-        rows, positions, starts = batch.token_lists()
+        entries = batch.token_entries()[:capacity]
         expected = reference.slot_mappings(
             config.groups,
             self.model.visible,
@@ -159,15 +161,20 @@ class Checker:
             config.context_parallel,
             batch.replay_start,
             config.replay_window,
+            batch.replay_len,
+            config.null_block_id,
         )
-        self._outcomes(rows[:capacity], positions, starts, expected)
-        token_rows, entries = numpy_oracle.token_rows(
+        self._outcomes(batch, entries, expected)
+        if config.checked and "repeats" in self.target.features:
+            self._repeats(batch, entries)
+        token_rows, token_entries = numpy_oracle.token_rows(
             np.array(batch.idx_mapping), np.array(batch.query_start_loc), capacity
         )
-        replay = None
-        if batch.replay_start is not None:
-            replay = np.array(batch.replay_start, dtype=np.int64)[entries]
-        self._vectorised(token_rows, positions[: len(token_rows)], replay, expected)
+        replay = [
+            None if numbers is None else np.array(numbers, dtype=np.int64)[token_entries]
+            for numbers in (batch.replay_start, batch.replay_len)
+        ]
+        self._vectorised(token_rows, batch.positions[: len(token_rows)], replay, expected)
         self._compare_slots("slots", expected, result, buffer, padded)
         return expected
 
@@ -176,32 +183,31 @@ class Checker:
     ) -> None:
         """Check `map_tokens`: as slots, one token a request, without replay."""
         expected = [[-1] * buffer.shape[1] for _ in self.config.groups]
-        self._outcomes(rows, positions, [0] * len(rows), expected, fill=True)
-        self._vectorised(np.array(rows, dtype=np.int64), positions, None, expected)
+        batch = Batch(rows, [*range(len(rows) + 1)], positions)
+        self._outcomes(batch, batch.token_entries(), expected, fill=True)
+        self._vectorised(np.array(rows, dtype=np.int64), positions, [None, None], expected)
         self._compare_slots("drafts", expected, result, buffer, len(rows))
 
     def _outcomes(
-        self,
-        rows: list[int],
-        positions: list[int],
-        starts: list[int],
-        expected: list[list[int]],
-        fill: bool = False,
+        self, batch: Batch, entries: list[int], expected: list[list[int]], fill: bool = False
     ) -> None:
         """Count the faults that the reference's outcomes name, token by token."""
         config = self.config
         for g, group in enumerate(config.groups):
-            for t, row in enumerate(rows):
+            for t, b in enumerate(entries):
+                row = batch.idx_mapping[b]
                 if row < 0:
                     continue
                 known = row < config.max_num_reqs
                 token = reference.map_token(
                     group,
                     self.model.visible[g][row] if known else None,
-                    positions[t],
+                    batch.positions[t],
                     config.context_parallel,
-                    starts[t],
+                    batch.replay_start[b] if batch.replay_start else 0,
                     config.replay_window,
+                    batch.replay_len[b] if batch.replay_len else None,
+                    config.null_block_id,
                 )
                 if fill:
                     expected[g][t] = token.slot
@@ -209,13 +215,25 @@ class Checker:
                     raise Mismatch(f"the reference disagrees with itself: group {g}, token {t}")
                 if token.outcome in FAULT_OF_OUTCOME:
                     code = FAULT_OF_OUTCOME[token.outcome]
-                    self._fault(code, g, row, t, positions[t])
+                    self._fault(code, g, row, t, batch.positions[t])
+
+    def _repeats(self, batch: Batch, entries: list[int]) -> None:
+        """Count the tokens whose position their batch entry has had before."""
+        seen: set[tuple[int, int]] = set()
+        for t, b in enumerate(entries):
+            row, position = batch.idx_mapping[b], batch.positions[t]
+            if not 0 <= row < self.config.max_num_reqs or position < 0:
+                continue
+            for g, group in enumerate(self.config.groups):
+                if (b, position) in seen and group.maps_slots:
+                    self._fault(DUPLICATE_POSITION, g, row, t, position)
+            seen.add((b, position))
 
     def _vectorised(
         self,
         rows: np.ndarray,
         positions: list[int],
-        replay: np.ndarray | None,
+        replay: list[np.ndarray | None],
         expected: list[list[int]],
     ) -> None:
         cp = self.config.context_parallel
@@ -229,11 +247,13 @@ class Checker:
             cp.size,
             cp.rank,
             cp.interleave,
-            replay,
+            replay[0],
             self.config.replay_window,
+            replay[1],
+            self.config.null_block_id,
         )
         self.same("NumPy slots", answer.slots, np.array(expected, dtype=np.int64))
-        for code, counts in zip((1, 2, 3), answer[1:], strict=True):
+        for code, counts in zip((1, 2, 3, NULL_BLOCK), answer[1:], strict=True):
             for g, count in enumerate(counts.tolist()):
                 if count != self._last_faults[code, g]:
                     raise Mismatch(f"the oracles count different faults {code} in group {g}")
@@ -262,12 +282,14 @@ class Checker:
     def _fault(self, code: int, g: int, row: int, token: int, position: int) -> None:
         self.faults[code, g] += 1
         self.fault_details[code, g, row, token, position] += 1
-        if token >= 0:
+        if token >= 0 and code != DUPLICATE_POSITION:
             self._last_faults[code, g] += 1
 
     def check_faults(self) -> None:
         """Take the manager's faults; they are those of the oracle, each exactly once."""
         records = self.manager.take_faults()
+        if "repeats" not in self.target.features:
+            records = [fault for fault in records if fault.code != DUPLICATE_POSITION]
         counted: Counter[tuple[int, int]] = Counter()
         detailed: Counter[tuple[int, int, int, int, int]] = Counter()
         for fault in records:

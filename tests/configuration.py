@@ -34,6 +34,17 @@ FEATURES = frozenset(
 )
 
 
+NEW = frozenset(
+    {
+        "null_block",  # a block that is never written
+        "replay_len",  # a length of replay for each batch entry
+        "replicated_rings",  # beside sharded groups
+        "repeats",  # checked: positions that a batch entry repeats are counted
+    }
+)
+"""What the CPU backend offers, and the others as soon as they have it."""
+
+
 @dataclass(frozen=True)
 class Config:
     """Sizes and settings of one manager, and the block ids that its pools deal."""
@@ -50,6 +61,7 @@ class Config:
     checked: bool
     aligned_rows: bool
     max_model_len: int
+    null_block_id: int | None = None
 
     def shards(self, g: int) -> int:
         """Ranks that share group g's blocks."""
@@ -109,6 +121,7 @@ def make_manager(config: Config, device: str = "cpu") -> AscendBlockTables:
             slot_dtype=config.slot_dtype,
             num_blocks=config.num_blocks,
             checked=config.checked,
+            null_block_id=config.null_block_id,
         )
     groups = config.groups
     return AscendBlockTables(
@@ -130,6 +143,7 @@ def make_manager(config: Config, device: str = "cpu") -> AscendBlockTables:
         slot_dtype=config.slot_dtype,
         num_blocks=config.num_blocks,
         checked=config.checked,
+        null_block_id=config.null_block_id,
     )
 
 
@@ -140,7 +154,8 @@ def random_config(rng: Random, size: str, target: Target) -> Config:
     cp = _context_parallel(rng)
     max_model_len = rng.choice((24, 40, 96) if small else (24, 64, 160, 400))
     aligned_rows = rng.random() < 0.6 and target.aligned_rows
-    kinds = [kind for kind in target.kinds if kind != "ring" or cp.size == 1]
+    rings = cp.size == 1 or "replicated_rings" in target.features
+    kinds = [kind for kind in target.kinds if kind != "ring" or rings]
     kinds += [kind for kind in kinds if kind == "sliding"]  # the kind with the most rules
     groups = tuple(
         _group(rng, rng.choice(kinds), cp, max_model_len, f"g{g}" if g % 2 else "")
@@ -157,6 +172,10 @@ def random_config(rng: Random, size: str, target: Target) -> Config:
         _first_id(rng, group, slot_dtype, pool, known)
         for group, pool in zip(groups, pool_sizes, strict=True)
     ]
+    null_block_id = None
+    if "null_block" in target.features and rng.random() < 0.5:
+        limit = min(id_limit(group, torch.int64) for group in groups)
+        null_block_id = rng.choice((0, min(rng.choice(first_ids), limit)))
     return Config(
         groups=groups,
         max_num_reqs=max_num_reqs,
@@ -170,6 +189,7 @@ def random_config(rng: Random, size: str, target: Target) -> Config:
         checked=rng.random() < 0.4,
         aligned_rows=aligned_rows,
         max_model_len=max_model_len,
+        null_block_id=null_block_id,
     )
 
 

@@ -86,6 +86,7 @@ class Driver:
         idx, owners = list(batch.idx_mapping), list(owners)
         starts, positions = list(batch.query_start_loc), list(batch.positions)
         replay = None if batch.replay_start is None else list(batch.replay_start)
+        lengths = None if batch.replay_len is None else list(batch.replay_len)
         while self.offers("dummies") and len(idx) < self.config.max_num_reqs and self.chance(0.15):
             b = self.rng.randint(0, len(idx))
             row = self.rng.choice((-1, -1, self.rng.randrange(self.config.max_num_reqs)))
@@ -96,10 +97,16 @@ class Driver:
             owners.insert(b, None)
             if replay is not None:
                 replay.insert(b, 0)
+            if lengths is not None:
+                lengths.insert(b, self.rng.randint(-1, 3))
             positions[starts[b] : starts[b]] = [self.rng.randint(-2, 50) for _ in range(count)]
             starts = starts[: b + 1] + [start + count for start in starts[b:]]
         return batch._replace(
-            idx_mapping=idx, query_start_loc=starts, positions=positions, replay_start=replay
+            idx_mapping=idx,
+            query_start_loc=starts,
+            positions=positions,
+            replay_start=replay,
+            replay_len=lengths,
         ), owners
 
     def run(self, batch: Batch, clean: bool) -> list[list[int]]:
@@ -114,7 +121,7 @@ class Driver:
             self.gather(batch, reqs_padded)
             self.map_slots(batch, tokens_padded, prefill)
         arguments = self._tensors(batch)
-        idx, starts, positions, replay, computed = arguments
+        idx, starts, positions, replay, computed, lengths = arguments
         if not (one_call and self.offers("step")):
             self.events["three calls"] += 1
             manager.apply_staged_writes()
@@ -134,6 +141,7 @@ class Driver:
                 num_tokens_padded=tokens_padded,
                 num_computed_tokens=computed,
                 replay_start=replay,
+                **({} if lengths is None else {"replay_len": lengths}),
             )
             if manager.launches != launches + 1:
                 raise Mismatch(f"a step took {manager.launches - launches} launches")
@@ -170,6 +178,7 @@ class Driver:
             tensor(batch.positions, torch.int64, GARBAGE),
             None if replay is None else tensor(replay, torch.int32, 1),
             None if computed is None else tensor(computed, torch.int32, 1),
+            None if batch.replay_len is None else tensor(batch.replay_len, torch.int32, 1 << 30),
         )
 
     def gather(
@@ -179,7 +188,7 @@ class Driver:
         arguments: tuple[torch.Tensor | None, ...] | None = None,
         out: list[torch.Tensor] | None = None,
     ) -> None:
-        idx, _, _, _, computed = arguments or self._tensors(batch)
+        idx, _, _, _, computed, _ = arguments or self._tensors(batch)
         result = self.manager.gather_block_tables(
             idx, reqs_padded, out=out, num_computed_tokens=computed
         )
@@ -193,11 +202,13 @@ class Driver:
         arguments: tuple[torch.Tensor | None, ...] | None = None,
         out: torch.Tensor | None = None,
     ) -> list[list[int]]:
-        idx, starts, positions, replay, _ = arguments or self._tensors(batch)
+        idx, starts, positions, replay, _, lengths = arguments or self._tensors(batch)
         buffer = self.manager.slot_mappings if out is None else out
         if prefill:
             buffer.fill_(SENTINEL)
         keywords = {"out": out} | ({"replay_start": replay} if self.offers("replay") else {})
+        if lengths is not None:
+            keywords["replay_len"] = lengths
         result = self.manager.compute_slot_mappings(
             idx, starts, positions, tokens_padded, **keywords
         )
@@ -225,10 +236,19 @@ class Driver:
         rng, config = self.rng, self.config
         row, position = rng.randrange(config.max_num_reqs), rng.randrange(config.max_model_len)
         start = rng.choice((0, rng.randrange(config.max_model_len)))
-        batch = Batch([row], [0, 1], [position], [start])
+        length = rng.choice((None, rng.randint(-1, 9))) if self.offers("replay_len") else None
+        batch = Batch(
+            [row], [0, 1], [position], [start], replay_len=None if length is None else [length]
+        )
         slots = self.map_slots(batch, 1, True)
         for g in range(len(config.groups)):
-            told = self.manager.explain(g, row, position, replay_start=start)
+            told = self.manager.explain(
+                g,
+                row,
+                position,
+                replay_start=start,
+                **({} if length is None else {"replay_len": length}),
+            )
             if told.slot != slots[g][0] or str(told.slot) not in str(told):
                 raise Mismatch(f"explain says {told.slot}, the slot is {slots[g][0]}: {told}")
 

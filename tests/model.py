@@ -28,19 +28,18 @@ class Batch(NamedTuple):
     positions: list[int]
     replay_start: list[int] | None = None
     num_computed_tokens: list[int] | None = None
+    replay_len: list[int] | None = None
 
     @property
     def num_tokens(self) -> int:
         return self.query_start_loc[len(self.idx_mapping)]
 
-    def token_lists(self) -> tuple[list[int], list[int], list[int]]:
-        """Row, position and replay start of every token."""
-        rows, starts = [], []
-        for b, row in enumerate(self.idx_mapping):
-            count = self.query_start_loc[b + 1] - self.query_start_loc[b]
-            rows += [row] * count
-            starts += [self.replay_start[b] if self.replay_start else 0] * count
-        return rows, self.positions[: len(rows)], starts
+    def token_entries(self) -> list[int]:
+        """The batch entry of every token."""
+        starts = self.query_start_loc
+        return [
+            b for b in range(len(self.idx_mapping)) for _ in range(starts[b + 1] - starts[b])
+        ]
 
 
 class TableModel:

@@ -96,9 +96,13 @@ _HOST = [
     ("position 0 is negative", CPU, "negative = positions < 0", "negative = positions <= 0"),
     ("replay pads every group", CPU, "if group.prefix_cacheable and tokens", "if tokens"),
     ("replay pads no group", CPU, "padded = _union(padded, tokens.replayed)", "pass"),
-    ("replay window + 1", CPU, "(since < window)", "(since <= window)"),
-    ("replay begins late", CPU, "(since >= 0)", "(since > 0)"),
-    ("replay start 0 is a start", CPU, "(begin != 0) & ", ""),
+    ("replay window + 1", CPU, "(token_positions < end)", "(token_positions <= end)"),
+    ("replay begins late", CPU, "(token_positions >= begin)", "(token_positions > begin)"),
+    ("replay start 0 is a start", CPU, " * (begin != 0)]", "]"),
+    ("replay_len ignored", CPU, "if step.replay_len is None:", "if True:"),
+    ("the null block is written", CPU, "padded = _union(padded, null)", "pass"),
+    ("null columns by the first", CPU, "block_ids // group.columns_per_block ==", "block_ids =="),
+    ("every position is repeated", CPU, "repeated[order[1:]] = same", "repeated[:] = True"),
     (
         "rings are pages",
         CPU,
@@ -121,8 +125,8 @@ _HOST = [
     (
         "faults of padded tokens count",
         CPU,
-        "missing if padded is None else missing & ~padded",
-        "missing",
+        "faulty = faulty & ~padded",
+        "pass",
     ),
     (
         "a ring's fault has the page's code",
@@ -305,8 +309,8 @@ _HOST = [
     (
         "step loses replay",
         TABLES,
-        "                replay_start,\n                staged=",
-        "                None,\n                staged=",
+        "                replay_start,\n                replay_len,\n                staged=",
+        "                None,\n                None,\n                staged=",
     ),
     (
         "step loses the window",

@@ -26,6 +26,7 @@ class MappedBatch(NamedTuple):
     column_out_of_row: Array
     empty_ring: Array
     row_out_of_range: Array
+    null_block: Array
 
 
 def token_rows(idx_mapping: Array, query_start_loc: Array, capacity: int) -> tuple[Array, Array]:
@@ -48,6 +49,8 @@ def map_tokens(
     interleave: int = 1,
     replay_start: Array | None = None,
     replay_window: int = 0,
+    replay_len: Array | None = None,
+    null_block_id: int | None = None,
 ) -> MappedBatch:
     """Slots of (row, position) pairs, padded to the capacity.
 
@@ -63,10 +66,12 @@ def map_tokens(
         interleave: consecutive tokens on a rank.
         replay_start: [T], by token; None = no replay.
         replay_window: replayed tokens.
+        replay_len: [T], by token, instead of the window; None = the window.
+        null_block_id: the allocation block that is never written; None = there is none.
     """
     num_tokens, num_groups = len(rows), len(groups)
     slots = np.full((num_groups, capacity), PAD, dtype=np.int64)
-    faults = np.zeros((3, num_groups), dtype=np.int64)
+    faults = np.zeros((4, num_groups), dtype=np.int64)
     if not num_tokens:
         return MappedBatch(slots, *faults)
     positions = np.asarray(positions, dtype=np.int64)
@@ -75,8 +80,14 @@ def map_tokens(
     lives = (rows >= 0) & ~unknown & (positions >= 0)
     row = np.where(lives, rows, 0)
     position = np.where(lives, positions, 0)
-    start = np.zeros(num_tokens, dtype=np.int64) if replay_start is None else replay_start
-    replayed = (start != 0) & (position >= start) & (position - start < replay_window)
+    replayed = np.zeros(num_tokens, dtype=bool)
+    if replay_start is not None and replay_len is not None:
+        # Numbers that every sum of theirs fits.
+        last = replay_start.astype(object) + replay_len - 1
+        replayed = (replay_start <= position) & (position <= last).astype(bool)
+    elif replay_start is not None:
+        replayed = (replay_start != 0) & (position >= replay_start)
+        replayed &= position.astype(object) - replay_start < replay_window
     for g, group in enumerate(groups):
         if group.slot_mapping_mode.name == "NONE":
             continue
@@ -95,7 +106,13 @@ def map_tokens(
         faults[1 if group.circular else 0, g] = np.count_nonzero(wanted & mine & ~filled)
         written = np.flatnonzero(wanted & mine & filled)
         ids = tables[g][row[written], column[written]]
-        slots[g, written] = ids * size + offset[written]
+        columns_per_block = group.block_size // size
+        null = np.zeros(len(ids), dtype=bool)
+        if null_block_id is not None:
+            first = null_block_id * columns_per_block
+            null = (ids >= first) & (ids < first + columns_per_block)
+        faults[3, g] = np.count_nonzero(null)
+        slots[g, written] = np.where(null, PAD, ids * size + offset[written])
     return MappedBatch(slots, *faults)
 
 

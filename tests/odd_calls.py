@@ -57,13 +57,19 @@ class OddDriver(Driver):
             positions += [self._wild_position() if malformed else 0 for _ in range(count)]
             starts.append(starts[-1] + count)
             replay.append(rng.choice((0, 0, rng.randrange(config.max_model_len))))
+        replays = rng.random() < 0.5
+        lengths = None
+        if self.offers("replay_len") and replays and rng.random() < 0.6:
+            lengths = [rng.choice((0, -1, 1, 5, 2**31 - 1, -(2**31))) for _ in idx]
+            replay = [rng.choice((0, start, -3, 2**31 - 8, -(2**31))) for start in replay]
         computed = [self._computed_at_an_edge() for _ in range(config.max_num_reqs)]
         return Batch(
             idx,
             starts,
             positions,
-            replay if rng.random() < 0.5 else None,
+            replay if replays else None,
             computed if rng.random() < 0.5 else None,
+            lengths,
         )
 
     def _computed_at_an_edge(self) -> int:

@@ -22,7 +22,7 @@ from unittest import mock
 
 from fused_slots import AscendBlockTables
 from tests.checker import Checker
-from tests.configuration import Config, Target, make_manager, random_config
+from tests.configuration import FEATURES, NEW, Config, Target, make_manager, random_config
 from tests.engine import Engine, Request
 from tests.guards import check_bands, make_guarded
 from tests.model import Batch, Mismatch
@@ -37,6 +37,7 @@ def make_interpreted(config: Config) -> AscendBlockTables:
 
 TARGETS = {
     "cpu": Target("cpu", make_manager),
+    "cpu-all": Target("cpu-all", make_manager, features=FEATURES | NEW),
     "interpreter": Target("interpreter", make_interpreted),
     "cpu-guarded": Target("cpu-guarded", make_guarded, after_step=check_bands),
     "cuda": Target("cuda", partial(make_manager, device="cuda"), device="cuda"),
@@ -177,12 +178,18 @@ class Simulator:
         for request in self.engine.running:
             computed[request.row] = request.computed
         needs_replay = any(replay) and self.config.replay_window
+        lengths = None
+        if self.driver.offers("replay_len") and any(replay) and self.rng.random() < 0.5:
+            window = self.config.replay_window
+            lengths = [window if start else self.rng.randint(-2, 0) for start in replay]
+            self.events["replay lengths"] += 1
         batch = Batch(
             idx,
             starts,
             positions,
-            replay if needs_replay or self.rng.random() < 0.3 else None,
+            replay if needs_replay or lengths or self.rng.random() < 0.3 else None,
             computed if self.rng.random() < 0.7 else None,
+            lengths,
         )
         return self.driver.decorate(batch, owners)
 

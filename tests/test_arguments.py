@@ -11,12 +11,11 @@ from fused_slots.arguments import (
     check_count,
     check_gather,
     check_host_visible_batch,
-    check_matrix,
     check_rows,
-    check_slots_out,
     check_vector,
 )
 from fused_slots.faults import InvalidArgumentError, require_bool, require_int
+from fused_slots.outputs import check_matrix, check_slots_out
 
 CPU = torch.device("cpu")
 INTS = (torch.int32, torch.int64)
@@ -119,13 +118,13 @@ def test_empty_out_tables_may_share_their_address() -> None:
 def test_int32_out_fits_up_to_the_last_slot(largest: int, fits: bool) -> None:
     layout = tables().layout
     out = torch.zeros(2, 4, dtype=torch.int32)
-    check_slots_out(layout, out.long(), CPU, [largest, 0])
+    check_slots_out(layout, CPU, out.long(), [largest, 0])
     if fits:
-        check_slots_out(layout, out, CPU, [largest, 0])
+        check_slots_out(layout, CPU, out, [largest, 0])
     else:
         last_slot = (largest + 1) * 16 - 1
         with pytest.raises(InvalidArgumentError, match=f"group 0 .*{last_slot}"):
-            check_slots_out(layout, out, CPU, [largest, 0])
+            check_slots_out(layout, CPU, out, [largest, 0])
 
 
 def test_int32_out_that_misses_one_slot_is_refused() -> None:
@@ -134,19 +133,19 @@ def test_int32_out_that_misses_one_slot_is_refused() -> None:
         [KVCacheGroup(3, 8)], max_num_reqs=1, max_num_batched_tokens=4
     ).layout
     out = torch.zeros(1, 4, dtype=torch.int32)
-    check_slots_out(layout, out, CPU, [715827881])
+    check_slots_out(layout, CPU, out, [715827881])
     with pytest.raises(InvalidArgumentError, match="2147483648"):
-        check_slots_out(layout, out, CPU, [715827882])
+        check_slots_out(layout, CPU, out, [715827882])
 
 
 def test_batch_contents() -> None:
     starts = torch.tensor([0, 2, 2, 5, 4, 99], dtype=torch.int32)
-    check_host_visible_batch(starts, 3, 5, 5)
-    check_host_visible_batch(starts, 0, 0, 5)
+    check_host_visible_batch(starts, 3, 5, 5, 5)
+    check_host_visible_batch(starts, 0, 0, 5, 0)
     for num_reqs, num_positions, capacity, message in (
         (4, 5, 5, "5 then 4 at batch entry 3"),
         (3, 4, 5, r"at least 5 entries \(query_start_loc\[3\]\); got 4"),
         (3, 5, 4, "at most 4 tokens; got 5"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
-            check_host_visible_batch(starts, num_reqs, num_positions, capacity)
+            check_host_visible_batch(starts, num_reqs, num_positions, capacity, capacity)

@@ -9,6 +9,7 @@ import re
 from array import array
 from collections import UserList
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -743,7 +744,7 @@ BAD_CONSTRUCTIONS: dict[str, tuple[Callable[[], object], str, str]] = {
         "in a circular group.*got 8",
     ),
     "circular a str": (lambda: group(circular="no"), "circular", "True or False; got 'no'"),
-    "dcp_sharded None": (lambda: group(dcp_sharded=None), "dcp_sharded", "got None"),
+    "dcp_sharded 1": (lambda: group(dcp_sharded=1), "dcp_sharded", "got 1"),
     "prefix_cacheable int": (lambda: group(prefix_cacheable=1), "prefix_cacheable", "got 1"),
     "mode a str": (lambda: group(slot_mapping_mode="none"), "slot_mapping_mode", "got 'none'"),
     "mode None": (lambda: group(slot_mapping_mode=None), "slot_mapping_mode", "got None"),
@@ -767,10 +768,31 @@ BAD_CONSTRUCTIONS: dict[str, tuple[Callable[[], object], str, str]] = {
         "context_parallel.interleave of group 0 (full)",
         r"block_size \(16\).*got 24.*dcp_sharded=False",
     ),
-    "circular under context parallelism": (
-        lambda: build(groups=[RING], context_parallel=ContextParallel(2)),
-        "circular group 0",
-        "expected 1.*got 2.*set size=1",
+    "ring dealt to ranks": (
+        lambda: build(
+            groups=[replace(RING, dcp_sharded=True)], context_parallel=ContextParallel(2)
+        ),
+        "dcp_sharded of group 0",
+        "expected False or None.*2 ranks.*got True",
+    ),
+    "ring of three blocks": (
+        lambda: group(kernel_block_size=None, max_num_blocks=3, circular=True),
+        "max_num_blocks",
+        "expected 1 in a circular group.*got 3",
+    ),
+    "ring in the prefix cache": (
+        lambda: group(
+            kernel_block_size=None, max_num_blocks=1, circular=True, prefix_cacheable=True
+        ),
+        "prefix_cacheable",
+        "expected False or None in a circular group.*got True",
+    ),
+    "null block a bool": (lambda: build(null_block_id=True), "null_block_id", "got True"),
+    "null block negative": (lambda: build(null_block_id=-1), "null_block_id", "got -1"),
+    "null block whose columns are no int32": (
+        lambda: build(null_block_id=2**31 - 1, num_blocks=None),
+        "null_block_id in group 1",
+        "its columns must fit the int32",
     ),
     "context_parallel a number": (
         lambda: build(context_parallel=2),
@@ -1056,10 +1078,24 @@ def test_a_batch_of_dummies_alone(tables: AscendBlockTables) -> None:
     assert tables.take_faults() == []
 
 
-def test_nothing_padded_beyond_nothing(tables: AscendBlockTables) -> None:
-    got = Call(tables, "compute_slot_mappings", {"num_tokens_padded": 0})()
+@pytest.mark.parametrize("padded", [0, 2])
+def test_a_view_narrower_than_the_batch_is_refused(tables: AscendBlockTables, padded: int) -> None:
+    tables.slot_mappings.fill_(-5)
+    for call in ("compute_slot_mappings", "step"):
+        with pytest.raises(
+            InvalidArgumentError, match=rf"num_tokens_padded: expected at least 3.*got {padded}"
+        ):
+            Call(tables, call, {"num_tokens_padded": padded})()
+        assert set(tables.slot_mappings.flatten().tolist()) == {-5}
+    got = Call(tables, "compute_slot_mappings", {"num_tokens_padded": 3})()
+    assert got.tolist()[0] == [80, 81, 114]
+
+
+def test_an_empty_batch_may_have_an_empty_view(tables: AscendBlockTables) -> None:
+    empty = int32(tables, [])
+    got = tables.compute_slot_mappings(empty, int32(tables, [0]), int64(tables, []), 0)
     assert got.shape == (2, 0)
-    assert tables.slot_mappings.tolist()[0][:4] == [80, 81, 114, -1]
+    assert set(tables.slot_mappings.flatten().tolist()) == {-1}
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,8 @@ def test_readme_lists_every_environment_variable() -> None:
                 for choice in sorted(
                     variable.choices, key=lambda choice: choice != variable.default
                 )
-            ),
+            )
+            + ", a number" * variable.number,
             variable.meaning,
         )
         for variable in env.VARIABLES

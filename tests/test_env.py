@@ -43,6 +43,9 @@ def test_unknown_values_are_refused_and_the_choices_named(
     variable: env.Variable, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable.name, value)
+    if variable.number and value.isdecimal():
+        assert variable.read() == value
+        return
     with pytest.raises(ConfigurationError) as raised:
         variable.read()
     assert raised.value.argument == variable.name
@@ -82,3 +85,15 @@ def test_checked_is_read_at_construction_and_an_argument_wins(
 def test_backend_is_read_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSED_SLOTS_BACKEND", "CPU")
     assert build()._backend.name == "cpu"
+
+
+def test_the_null_block_is_read_at_construction_and_an_argument_wins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert build().layout.null_block_id is None
+    monkeypatch.setenv("FUSED_SLOTS_NULL_BLOCK", "3")
+    assert build().layout.null_block_id == 3
+    given = AscendBlockTables.from_groups(
+        [KVCacheGroup(16, 8)], max_num_reqs=2, max_num_batched_tokens=4, null_block_id=0
+    )
+    assert given.layout.null_block_id == 0

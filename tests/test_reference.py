@@ -75,7 +75,46 @@ def test_replay_comes_before_a_missing_column_and_after_a_negative_position() ->
     arguments = (ContextParallel(), -5, 99)
     assert map_token(PAGED, [], 3, *arguments).outcome is Outcome.REPLAYED
     assert map_token(PAGED, [], -3, *arguments).outcome is Outcome.NEGATIVE_POSITION
-    assert map_token(RING, [], 3, *arguments).outcome is Outcome.REPLAYED
+    assert map_token(RING, [], 3, *arguments).outcome is Outcome.EMPTY_RING
+
+
+@pytest.mark.parametrize(
+    ("position", "start", "length", "replayed"),
+    [
+        (3, 4, 2, False),
+        (4, 4, 2, True),
+        (5, 4, 2, True),
+        (6, 4, 2, False),
+        (0, 0, 2, True),  # 0 is a start like any other
+        (4, 4, 0, False),
+        (4, 4, -7, False),
+        (1, -3, 5, True),
+        (2**31 + 100, 2**31 - 8, 109, True),
+    ],
+)
+def test_a_length_of_replay_for_each_request(
+    position: int, start: int, length: int, replayed: bool
+) -> None:
+    """It stands in for the window, whatever that is."""
+    for window in (0, 99):
+        token = map_token(PAGED, [5], position, ContextParallel(), start, window, length)
+        assert (token.outcome is Outcome.REPLAYED) == replayed
+
+
+def test_the_null_block_is_never_written() -> None:
+    split = KVCacheGroup(32, 8, kernel_block_size=16)
+    for group, row, position, slot in (
+        (PAGED, [0, 7], 3, -1),
+        (PAGED, [0, 7], 16, 112),
+        (RING, [0], 6, -1),
+        (split, [0, 1, 6, 7], 31, -1),
+        (split, [2, 3], 31, 63),
+    ):
+        token = map_token(group, row, position, null_block_id=0)
+        assert token.slot == slot
+        assert (token.outcome is Outcome.NULL_BLOCK) == (slot < 0)
+    assert map_token(split, [2, 3], 31, null_block_id=1).slot == -1
+    assert map_token(PAGED, [0], 3).slot == 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])

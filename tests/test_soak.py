@@ -70,17 +70,21 @@ def dirty_rows(backend: Any, step: Any) -> None:
     gather(backend, step)
 
 
-def unpadded(backend: Any, rows: Any, positions: Any, replayed: Any, out: Any) -> None:
+def unpadded(
+    backend: Any, rows: Any, positions: Any, replayed: Any, out: Any, *rest: Any
+) -> None:
     """The last slot of the tail keeps what was there."""
     last = out[:, -1].copy()
-    map_tokens(backend, rows, positions, replayed, out)
+    map_tokens(backend, rows, positions, replayed, out, *rest)
     if len(positions) < out.shape[1]:
         out[:, -1] = last * 0
 
 
-def replay_written(backend: Any, rows: Any, positions: Any, replayed: Any, out: Any) -> None:
+def replay_written(
+    backend: Any, rows: Any, positions: Any, replayed: Any, out: Any, *rest: Any
+) -> None:
     """Replayed tokens are written."""
-    map_tokens(backend, rows, positions, None, out)
+    map_tokens(backend, rows, positions, None, out, *rest)
 
 
 def uncounted(backend: Any) -> list[Any]:

@@ -30,7 +30,7 @@ def groups(draw: st.DrawFn, cp: ContextParallel) -> KVCacheGroup:
     kind = draw(st.sampled_from(("paged", "none", "ring") if cp.size == 1 else ("paged", "none")))
     if kind == "ring":
         return KVCacheGroup(
-            draw(st.integers(1, 5)), 1, circular=True, prefix_cacheable=draw(st.booleans())
+            draw(st.integers(1, 5)), 1, circular=True
         )
     kernel_size = draw(st.integers(1, 6)) * cp.interleave
     mode = SlotMappingMode.NONE if kind == "none" else SlotMappingMode.TOKEN_TO_KV_SLOT

@@ -29,14 +29,15 @@ _UNSIGNED = {np.dtype(np.int32): np.uint32, np.dtype(np.int64): np.uint64}
 class _Tokens(NamedTuple):
     """A call's tokens: position, row (0 where there is none), and who is padded whatever the group.
 
-    `padded` covers dummies, rows out of range, negative positions; `replayed` the replay window.
-    Both are None when no token is meant.
+    `padded` covers dummies, rows out of range, negative positions; `replayed` what is replayed;
+    `repeated` tokens whose position their batch entry has had before. None: no token is meant.
     """
 
     positions: Array
     rows: Array
     padded: Mask | None
     replayed: Mask | None
+    repeated: Mask | None
 
 
 class CpuBackend(Backend):
@@ -55,6 +56,7 @@ class CpuBackend(Backend):
         self._num_columns = self.num_columns.numpy()
         self._fault_counts = np.zeros((len(FaultCode) + 1, layout.num_groups), dtype=np.int64)
         self._fault_details: list[Fault] = []
+        self._null_block = layout.null_block_id
         self._dirty_rows = 0
         self._dirty_columns = [0] * layout.num_groups
         most = max(*layout.widths, layout.max_num_reqs, layout.max_num_batched_tokens)
@@ -110,20 +112,18 @@ class CpuBackend(Backend):
         starts = step.query_start_loc.numpy()[: num_reqs + 1]
         num_tokens = int(starts[num_reqs])
         token_positions = step.positions.numpy()[:num_tokens]
-        window = self.layout.replay_window
-        begin = None
-        if step.replay_start is not None and window:
-            begin = step.replay_start.numpy()[:num_reqs].astype(np.int64)
+        replay = self._replay(step, num_reqs)
         if not self._one_token_each(starts, num_reqs, num_tokens):
             lengths = starts[1:] - starts[:-1]
             rows = rows.repeat(lengths)
-            begin = None if begin is None else begin.repeat(lengths)
+            replay = [ends.repeat(lengths) for ends in replay]
         replayed = None
-        if begin is not None:
-            since = token_positions - begin
-            replayed = _any_or_none((begin != 0) & (since >= 0) & (since < window))
+        if replay:
+            begin, end = replay
+            replayed = _any_or_none((token_positions >= begin) & (token_positions < end))
+        repeated = _repeated(starts, token_positions) if self.checked else None
         slots = self._slots if step.slots_out is None else step.slots_out.numpy()
-        self._map(rows, token_positions, replayed, slots)
+        self._map(rows, token_positions, replayed, slots, repeated)
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         self._map(rows.numpy(), positions.numpy(), None, out.numpy())
@@ -159,6 +159,15 @@ class CpuBackend(Backend):
 
     def refuse_capture(self, operation: str) -> None:
         """Nothing: the CPU has no graphs."""
+
+    def _replay(self, step: Step, num_reqs: int) -> list[Array]:
+        """First and end of each batch entry's replayed positions, int64; none: nothing is."""
+        if step.replay_start is None or (step.replay_len is None and not self.layout.replay_window):
+            return []
+        begin = step.replay_start.numpy()[:num_reqs].astype(np.int64)
+        if step.replay_len is None:
+            return [begin, begin + self.layout.replay_window * (begin != 0)]
+        return [begin, begin + step.replay_len.numpy()[:num_reqs]]
 
     def _one_token_each(self, starts: Array, num_reqs: int, num_tokens: int) -> bool:
         """Whether every batch entry has one token, as when all decode."""
@@ -218,7 +227,14 @@ class CpuBackend(Backend):
         table[: len(rows), :filled] = live
         table[: len(rows), filled:dirty_columns] = 0
 
-    def _map(self, rows: Array, positions: Array, replayed: Mask | None, out: Array) -> None:
+    def _map(
+        self,
+        rows: Array,
+        positions: Array,
+        replayed: Mask | None,
+        out: Array,
+        repeated: Mask | None = None,
+    ) -> None:
         num_tokens = len(positions)
         if num_tokens < out.shape[1]:
             out[:, num_tokens:] = PAD_SLOT_ID
@@ -234,6 +250,7 @@ class CpuBackend(Backend):
             (rows if no_row is None else np.where(no_row, 0, rows)).astype(np.int64, copy=False),
             _union(no_row, negative),
             replayed,
+            repeated,
         )
         for g, group in enumerate(self.layout.groups):
             if not group.maps_slots:
@@ -245,6 +262,8 @@ class CpuBackend(Backend):
 
     def _map_group(self, g: int, group: KVCacheGroup, tokens: _Tokens, out: Array) -> None:
         padded = tokens.padded
+        if tokens.repeated is not None:
+            self._count_live(FaultCode.DUPLICATE_POSITION, g, tokens.repeated, padded, tokens)
         if group.prefix_cacheable and tokens.replayed is not None:
             padded = _union(padded, tokens.replayed)
         if group.kind is GroupKind.RING:
@@ -257,12 +276,16 @@ class CpuBackend(Backend):
         missing = _any_or_none(column >= self._num_columns[g].take(tokens.rows))
         if missing is not None:
             column = np.where(missing, 0, column)
-            faulty = missing if padded is None else missing & ~padded
-            self._count(code, g, faulty, tokens.rows, tokens.positions)
+            self._count_live(code, g, missing, padded, tokens)
             padded = _union(padded, missing)
         element = tokens.rows * self.layout.widths[g]
         element += column
         block_ids = self._entries[g].take(element)
+        if self._null_block is not None:
+            null = _any_or_none(block_ids // group.columns_per_block == self._null_block)
+            if null is not None:
+                self._count_live(FaultCode.NULL_BLOCK, g, null, padded, tokens)
+                padded = _union(padded, null)
         np.multiply(block_ids, group.tokens_per_column, dtype=out.dtype, out=out)
         out += offset.astype(out.dtype, copy=False)
         if padded is not None:
@@ -284,6 +307,14 @@ class CpuBackend(Backend):
         column, offset = _divmod(local, group.tokens_per_column)
         column += virtual_block * group.columns_per_block
         return column, offset, _any_or_none(owner != rank)
+
+    def _count_live(
+        self, code: FaultCode, g: int, faulty: Mask, padded: Mask | None, tokens: _Tokens
+    ) -> None:
+        """Count the faulty tokens that are not padded for another reason."""
+        if padded is not None:
+            faulty = faulty & ~padded
+        self._count(code, g, faulty, tokens.rows, tokens.positions)
 
     def _count(
         self,
@@ -308,6 +339,17 @@ def _divmod(values: Array, divisor: int) -> tuple[Array, Array]:
         return values >> (divisor.bit_length() - 1), values & (divisor - 1)
     quotient = values // divisor
     return quotient, values - quotient * divisor
+
+
+def _repeated(starts: Array, positions: Array) -> Mask | None:
+    """Tokens whose position an earlier token of the same batch entry has; None = no token."""
+    entries = np.arange(len(starts) - 1).repeat(starts[1:] - starts[:-1])
+    order = np.lexsort((positions, entries))
+    entries, positions = entries[order], positions[order]
+    same = (entries[1:] == entries[:-1]) & (positions[1:] == positions[:-1])
+    repeated = np.zeros(len(order), dtype=bool)
+    repeated[order[1:]] = same
+    return _any_or_none(repeated)
 
 
 def _union(first: Mask | None, second: Mask | None) -> Mask | None:

@@ -27,7 +27,12 @@ class Explanation:
 
 
 def explain(
-    tables: BaseTables, group: int, req_index: int, position: int, replay_start: int = 0
+    tables: BaseTables,
+    group: int,
+    req_index: int,
+    position: int,
+    replay_start: int = 0,
+    replay_len: int | None = None,
 ) -> Explanation:
     """Derive the slot of one token from what the device's table holds now.
 
@@ -36,7 +41,8 @@ def explain(
         group: KV cache group.
         req_index: the request's row; -1 = dummy, >= max_num_reqs = what the device would do.
         position: logical position.
-        replay_start: first replayed position of the request, 0 = none.
+        replay_start: first replayed position of the request.
+        replay_len: replayed positions; None = the manager's replay_window.
 
     Raises:
         InvalidArgumentError: no such group, the row is below -1, or a number is no int.
@@ -46,6 +52,8 @@ def explain(
     check_count("req_index", req_index, -1, INT32_MAX, "int32")
     position = check_count("position", position, -(2**63), 2**63 - 1, "int64")
     replay_start = check_count("replay_start", replay_start, -INT32_MAX - 1, INT32_MAX, "int32")
+    if replay_len is not None:
+        replay_len = check_count("replay_len", replay_len, -INT32_MAX - 1, INT32_MAX, "int32")
     row = _filled_columns(tables, group, req_index)
     token = (
         MappedToken(-1, Outcome.DUMMY)
@@ -57,13 +65,15 @@ def explain(
             layout.context_parallel,
             replay_start,
             layout.replay_window,
+            replay_len,
+            layout.null_block_id,
         )
     )
     lines = [
         f"{layout.describe(group)}, row {req_index}, position {position}",
         _sizes(tables, group),
         _row_line(tables, row),
-        *_numbers(tables, group, position, token, replay_start),
+        *_numbers(tables, group, position, token, replay_start, replay_len),
         f"slot = {token.slot}" + (" (PAD)" if token.slot < 0 else "") + f": {token.outcome.value}",
     ]
     return Explanation(token.slot, token.outcome, tuple(filter(None, lines)))
@@ -102,13 +112,18 @@ def _row_line(tables: BaseTables, row: list[int] | None) -> str:
 
 
 def _numbers(
-    tables: BaseTables, group: int, position: int, token: MappedToken, replay_start: int
+    tables: BaseTables,
+    group: int,
+    position: int,
+    token: MappedToken,
+    replay_start: int,
+    replay_len: int | None,
 ) -> list[str]:
     layout, kind = tables.layout, tables.layout.groups[group]
     ring = token.outcome in (Outcome.RING, Outcome.EMPTY_RING)
     lines = []
     if token.outcome is Outcome.REPLAYED:
-        end = replay_start + layout.replay_window
+        end = replay_start + (layout.replay_window if replay_len is None else replay_len)
         lines.append(f"  replay window: {replay_start} <= {position} < {end}")
     if token.virtual_block >= 0:
         lines += _paged_numbers(tables, group, position, token)

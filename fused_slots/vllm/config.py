@@ -54,7 +54,7 @@ def _group(g: int, spec: Any, vllm_config: Any, max_len: int) -> KVCacheGroup:
     )
     return KVCacheGroup(
         block_size=spec.block_size,
-        max_num_blocks=columns,
+        max_num_blocks=1 if kind == RING else columns,
         slot_mapping_mode=(
             SlotMappingMode.NONE if kind == STATE else SlotMappingMode.TOKEN_TO_KV_SLOT
         ),

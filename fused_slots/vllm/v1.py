@@ -178,7 +178,11 @@ class MultiGroupBlockTable(metaclass=FallsBack):
             return
         rows = self._storage.batch(num_reqs)
         self._storage.manager.compute_slot_mappings(
-            rows, query_start_loc, positions, 0, replay_start=replay_start
+            rows,
+            query_start_loc,
+            positions,
+            self._storage.manager.max_num_batched_tokens,
+            replay_start=replay_start,
         )
 
     def compute_slot_mapping_draft(

@@ -135,7 +135,8 @@ class BlockTable:
         # The manager maps all groups; the others' slots are not this call's to change.
         scratch = self._storage.scratch
         rows = self._storage.batch(num_reqs)
-        manager.compute_slot_mappings(rows, query_start_loc, positions, 0, scratch)
+        width = scratch.shape[1]
+        manager.compute_slot_mappings(rows, query_start_loc, positions, width, scratch)
         slots = self.slot_mapping.gpu
         slots.copy_(scratch[self._group, : len(slots)])
 
