@@ -99,7 +99,7 @@ class GpuBackend(DeviceBackend):
         numbers = self._details.to("cpu", copy=True).numpy()
         self._details[:1].zero_()
         recorded = min(int(numbers[0]), FAULT_DETAILS.value)
-        lines = numbers[1 : 1 + recorded * DETAIL_WIDTH.value].reshape(recorded, -1)
+        lines = numbers[1 : 1 + recorded * DETAIL_WIDTH.value].reshape(-1, DETAIL_WIDTH.value)
         return [
             Fault(FaultCode(code), g, 1, row, token, position)
             for code, g, row, token, position in lines.tolist()
