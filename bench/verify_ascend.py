@@ -31,15 +31,14 @@ UB_GOAL = 96 * 1024
 
 
 SOURCES = (
-    "kernels/*_ascend.py",
+    "kernels/ascend/*.py",
     "kernels/common.py",
     "kernels/layout.py",
-    "backends/ascend*.py",
+    "backends/ascend/*.py",
     "backends/base.py",
     "backends/descriptor.py",
     "backends/launch.py",
     "backends/device.py",
-    "plan_ascend.py",
     "reference.py",
 )
 """Of the package, what decides what a device would run and what is expected of it."""

@@ -23,7 +23,7 @@ def _load(module: str, name: str) -> Callable[[], BackendClass]:
 
 
 _BACKENDS: dict[str, Callable[[], BackendClass]] = {
-    "ascend": _load("fused_slots.backends.ascend", "AscendBackend"),
+    "ascend": _load("fused_slots.backends.ascend.device", "AscendBackend"),
     "cpu": _load("fused_slots.backends.cpu", "CpuBackend"),
     "cuda": _load("fused_slots.backends.cuda", "CudaBackend"),
     "interpreter": _load("fused_slots.backends.interpreter", "InterpreterBackend"),

@@ -37,6 +37,7 @@ def descriptor_lines(layout: TableLayout) -> torch.Tensor:
             (field.KIND, group.kind),
             (field.CACHEABLE, group.prefix_cacheable),
             (field.REACH, group.sliding_window_reach),
+            (field.NULL_COLUMN, layout.null_columns[g]),
         )
         for place, number in numbers:
             lines[g, place.value] = number

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -63,17 +63,10 @@ class Uploads(Protocol):
 class DeviceBackend(Backend):
     """The operations as kernel launches, as far as no kernel is concerned."""
 
-    fault_dtype: ClassVar[torch.dtype] = torch.int64
-    """Of the fault counters [codes + 1, G] that kernels add to."""
-
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
         check_int32_positions(layout)
         super().__init__(layout, device, checked)
-        num_groups = layout.num_groups
-        lines = descriptor_lines(layout)
-        self._descriptor = self.allocate(tuple(lines.shape), torch.int32, 0)
-        self._descriptor.copy_(lines)
-        self._faults = self.allocate((len(FaultCode) + 1, num_groups), self.fault_dtype, 0)
+        self.allocate_lines()
         # For arguments that a launch does not read, or reads as "none" in every row.
         self._nothing = self.allocate((layout.max_num_reqs,), torch.int32, -1)
         self._dirty_rows = 0
@@ -88,6 +81,13 @@ class DeviceBackend(Backend):
         self._captured_out_tables: dict[tuple[int, ...], torch.Tensor] = {}
         self._uploads: Uploads | None = None
         self.launcher = self.make_launcher()
+
+    def allocate_lines(self) -> None:
+        """What kernels know of each group, and the fault counters [codes + 1, G]."""
+        lines = descriptor_lines(self.layout)
+        self._descriptor = self.allocate(tuple(lines.shape), torch.int32, 0)
+        self._descriptor.copy_(lines)
+        self._faults = self.allocate((len(FaultCode) + 1, len(lines)), torch.int64, 0)
 
     @abstractmethod
     def make_launcher(self) -> Launcher:

@@ -6,15 +6,11 @@ import argparse
 
 from fused_slots.cli.diagnosis import Diagnosis, diagnose
 from fused_slots.cli.result import Result, Status
-from fused_slots.inspect.ascend_gate import run_ascend_gate
 
 
 def run_doctor(args: argparse.Namespace) -> Result:
     """Diagnose; a problem is a finding."""
     diagnosis = diagnose()
-    gate = run_ascend_gate() if args.ascend else None
-    if gate is not None and not gate.passed:
-        diagnosis.problems.append(f"Ascend compile gate: {gate.report}")
     document: dict[str, object] = {
         "good": not diagnosis.problems,
         "versions": diagnosis.versions,
@@ -24,11 +20,8 @@ def run_doctor(args: argparse.Namespace) -> Result:
         "environment": diagnosis.environment,
         "problems": diagnosis.problems,
     }
-    if gate is not None:
-        document["ascend_gate"] = gate.report
     status = Status.FINDING if diagnosis.problems else Status.GOOD
-    text = _text(diagnosis)
-    return Result(status, document, f"{text}\nAscend\n  {gate.report}" if gate else text)
+    return Result(status, document, _text(diagnosis))
 
 
 def _text(diagnosis: Diagnosis) -> str:

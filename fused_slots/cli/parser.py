@@ -163,16 +163,11 @@ def _add_context_parallel(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_doctor_and_warmup(commands: _Commands) -> None:
-    parser = _add(
+    _add(
         commands,
         "doctor",
         "doctor:run_doctor",
         "list versions, usable backends and settings; say what to fix",
-    )
-    parser.add_argument(
-        "--ascend",
-        action="store_true",
-        help="also compile every kernel variant for Ascend (in the environment of tests/ascend)",
     )
     parser = _add(
         commands,

@@ -32,6 +32,8 @@ CACHEABLE = tl.constexpr(11)
 """1 = replayed tokens are not written."""
 REACH = tl.constexpr(12)
 """sliding_window_reach in tokens; 0 = no column is nulled."""
+NULL_COLUMN = tl.constexpr(13)
+"""The first of the null block's n columns; -n = there is no null block."""
 
 KIND_NONE = tl.constexpr(0)
 KIND_RING = tl.constexpr(1)
@@ -46,6 +48,8 @@ COLUMN_OUT_OF_ROW = tl.constexpr(1)
 EMPTY_RING = tl.constexpr(2)
 ROW_OUT_OF_RANGE = tl.constexpr(3)
 TOKENS_OVER_CAPACITY = tl.constexpr(4)
+NULL_BLOCK = tl.constexpr(5)
+TOKENS_OVER_VIEW = tl.constexpr(6)
 
 FAULT_DETAILS = tl.constexpr(64)
 """Faults that checked mode records one by one, behind a counter of all of them."""

@@ -17,8 +17,8 @@ from kernel_cases import Batch, Setup, expected, fill_rows, random_batch
 from step_model import StepModel
 
 from fused_slots import AscendBlockTables
+from fused_slots.backends.ascend.plan import SHORT, SHORT_QUERY, Tiles
 from fused_slots.backends.launch import Variant
-from fused_slots.plan_ascend import SHORT, SHORT_QUERY
 
 CASES_OF_ROWS = 20
 """Cases after which rows are filled anew."""
@@ -46,11 +46,12 @@ class CheckedVariant:
     def __init__(self, setup: Setup, target: str, variant: Variant, modes: Modes = EXACT) -> None:
         self.variant, self.constants = variant, dict(variant.constants)
         # Some tiles, some of them behind the first span, and an odd number of tokens.
-        capacity = self.constants["SPAN"] + 3 * self.constants["TILE"] + 7
+        tiles = Tiles(self.constants["TILE"], self.constants["RUNS"])
+        capacity = tiles.span + 3 * tiles.tile + 7
         self.setup = setup = replace(setup, capacity=capacity)
         self.tables = make(setup, target, modes)
         self.rng = np.random.default_rng(len(str(variant)))
-        self.long = self.constants["TILE"] != SHORT.tile
+        self.long = tiles != SHORT
         self.cases = 0
         self._rows = [{row: [] for row in range(setup.num_rows)} for _ in setup.groups]
         self._model = StepModel(setup, self.tables, self.rng)

@@ -23,7 +23,7 @@ from typing import Any
 
 from hivm import CostReport, Module, cost_report, parse
 
-from fused_slots.backends.ascend import COMPILE_OPTIONS
+from fused_slots.backends.ascend.device import COMPILE_OPTIONS
 
 ASCEND_910B3 = "Ascend910B3"
 ASCEND_950 = "Ascend950PR_9589"

@@ -16,8 +16,8 @@ from hivm import Modes
 from kernel_cases import OTHERS, POWERS, SETUPS, Batch, Setup, expected
 
 from fused_slots import KVCacheGroup
+from fused_slots.backends.ascend.plan import LONG_MAP
 from fused_slots.backends.launch import Variant
-from fused_slots.plan_ascend import LONG_MAP
 
 CASES = {ASCEND_910B3: 100, ASCEND_950: 40}
 KIND_OF = {v: kind for kind, variants in variants_by_kind().items() for v in variants}
@@ -65,7 +65,7 @@ def test_runs_of_more_columns_than_a_window_go_by_tiles(block_size: int) -> None
     long = [
         variant
         for variant in make(setup, ASCEND_910B3)._backend.variants()
-        if dict(variant.constants)["SPAN"] == LONG_MAP.span and variant.index_dtype is torch.int32
+        if dict(variant.constants)["TILE"] == LONG_MAP.tile and variant.index_dtype is torch.int32
     ]
     for variant in long:
         CheckedVariant(setup, ASCEND_910B3, variant).run(40)
@@ -111,7 +111,7 @@ def test_spans_that_are_almost_runs(name: str, columns: int) -> None:
     slots, faults = expected(setup, batch)
     found = tables.compute_slot_mappings(*arguments, setup.capacity)
     variant, _ = tables._backend.launcher.executions[-1]
-    assert dict(variant.constants)["SPAN"] == LONG_MAP.span
+    assert dict(variant.constants)["TILE"] == LONG_MAP.tile
     np.testing.assert_array_equal(found.numpy(), slots)
     assert faults_of(tables) == faults
 

@@ -26,9 +26,9 @@ from fused_slots import (
     ContextParallel,
     KVCacheGroup,
     SlotMappingMode,
-    plan_ascend,
 )
-from fused_slots.backends import ascend
+from fused_slots.backends.ascend import plan
+from fused_slots.backends.ascend.device import AscendBackend
 from fused_slots.faults import (
     BackendUnavailableError,
     ConfigurationError,
@@ -126,7 +126,7 @@ class _FakeCompiled:
     def _run(self, x: int, y: int, z: int, stream: int, function: object, metadata: object,
              launch_metadata: None, enter: None, leave: None, *arguments: Any) -> None:  # fmt: skip
         assert (y, z) == (1, 1)
-        assert 0 < x <= plan_ascend.MAX_GRID
+        assert 0 < x <= plan.MAX_GRID
         assert function is self.function
         assert metadata is self.packed_metadata
         assert stream == STREAM + self._npu.current
@@ -162,7 +162,7 @@ def npu(monkeypatch: pytest.MonkeyPatch) -> FakeNpu:
     monkeypatch.setattr(triton.compiler, "ASTSource", _FakeSource)
     monkeypatch.setattr("fused_slots.block_tables.parse_device", _host_device)
     monkeypatch.setattr(
-        "fused_slots.block_tables.backend_class", lambda device: ascend.AscendBackend
+        "fused_slots.block_tables.backend_class", lambda device: AscendBackend
     )
     return fake
 
@@ -184,6 +184,18 @@ def batch(num_reqs: int = 2) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     )
 
 
+def planes(launch: SimpleNamespace) -> list[list[int]]:
+    """Starts, lengths and bases of the rows of one group."""
+    rows = launch.max_num_reqs
+    return list(launch.starts_ptr[: 3 * rows].view(3, rows).tolist())
+
+
+def staged_ids(launch: SimpleNamespace, row: int, begin: int, end: int) -> list[int]:
+    """The ids of columns [begin, end) of a row that a launch of one group writes."""
+    base = planes(launch)[2][row]
+    return list(launch.starts_ptr[launch.plane :][base + begin : base + end].tolist())
+
+
 def test_slots_are_int32_unless_asked_for(npu: FakeNpu) -> None:
     assert make().slot_mappings.dtype == torch.int32
     assert make(slot_dtype=torch.int64, num_blocks=100).slot_mappings.dtype == torch.int64
@@ -195,11 +207,10 @@ def test_a_step_is_one_launch_on_the_current_stream(npu: FakeNpu) -> None:
     tables.step(*batch())
     (launch,) = npu.launches
     assert launch.kernel == "step_on_ascend"
-    assert (launch.num_written_rows, launch.num_reqs, launch.num_slots) == (1, 2, 2)
+    assert (launch.num_written_rows, launch.num_reqs, launch.num_entries) == (1, 2, 2)
     assert launch.written_rows_ptr.tolist() == [1]
-    assert launch.filled_ptr.tolist() == [0, 2, *[0] * 6]
-    assert launch.starts_ptr.tolist() == [0] * 8
-    assert launch.ids_ptr[:2].tolist() == [5, 6]
+    assert planes(launch)[:2] == [[0] * 8, [0, 2, *[0] * 6]]
+    assert staged_ids(launch, 1, 0, 2) == [5, 6]
     assert tables.launches == 1
 
 
@@ -211,11 +222,9 @@ def test_packets_hold_the_lengths_of_rows_written_before(npu: FakeNpu) -> None:
     tables.append_block_ids(3, ([8],), overwrite=True)
     tables.apply_staged_writes()
     launch = npu.launches[-1]
-    assert launch.filled_ptr.tolist() == [0, 3, 0, 1, 0, 0, 0, 0]
-    assert launch.starts_ptr.tolist() == [0, 2, 0, 0, 0, 0, 0, 0]
-    base = launch.bases_ptr.tolist()
-    assert launch.ids_ptr[base[1] + 2] == 7
-    assert launch.ids_ptr[base[3]] == 8
+    assert planes(launch)[:2] == [[0, 2, *[0] * 6], [0, 3, 0, 1, 0, 0, 0, 0]]
+    assert staged_ids(launch, 1, 2, 3) == [7]
+    assert staged_ids(launch, 3, 0, 1) == [8]
     assert launch.generations_ptr.tolist() == [0, 1, 0, 1, 0, 0, 0, 0]
 
 
@@ -257,9 +266,9 @@ def test_nothing_compiles_after_warmup(npu: FakeNpu) -> None:
 def test_the_grid_stays_within_the_runtime_limit(npu: FakeNpu) -> None:
     tables = make([PAGED] * 3000, max_num_reqs=2, max_num_batched_tokens=4096)
     tables.compute_slot_mappings(*batch(), 4096)
-    assert npu.launches[-1].programs <= plan_ascend.MAX_GRID
+    assert npu.launches[-1].programs <= plan.MAX_GRID
     with pytest.raises(ConfigurationError, match="65535 programs"):
-        make([PAGED] * (plan_ascend.MAX_GROUPS + 1), max_num_reqs=1)
+        make([PAGED] * (plan.MAX_GROUPS + 1), max_num_reqs=1)
 
 
 @pytest.mark.parametrize("num_groups", [1, 7, 40, 500])
@@ -268,23 +277,23 @@ def test_plans_give_each_role_a_program_and_no_more_than_the_cores(
     num_groups: int, cores: int
 ) -> None:
     for pieces in (1, 10, 10**9):
-        plan = plan_ascend.plan_launch(
-            num_groups, cores, plan_ascend.SHORT, capacity=pieces, num_tokens=pieces // 2,
-            num_slots=pieces, num_written_rows=pieces,
+        planned = plan.plan_launch(
+            num_groups, cores, plan.SHORT, capacity=pieces, num_tokens=pieces // 2,
+            num_entries=pieces, num_written_rows=pieces,
         )  # fmt: skip
-        roles = (plan.num_tiles, plan.num_pad, plan.num_gather, plan.num_write)
+        roles = (planned.num_tiles, planned.num_pad, planned.num_gather, planned.num_write)
         assert all(1 <= role <= max(cores // num_groups, 1) for role in roles)
-        assert num_groups * plan.programs <= plan_ascend.MAX_GRID
+        assert num_groups * planned.programs <= plan.MAX_GRID
 
 
 def test_plans_of_short_and_long_queries(npu: FakeNpu) -> None:
     tables = make(max_num_batched_tokens=8192, max_num_reqs=256)
-    assert "span32-tile32" in tables.launch_plan(256, 256).variant
-    assert "span512-tile128" in tables.launch_plan(1, 4096).variant
+    assert "tile32-" in tables.launch_plan(256, 256).variant
+    assert "tile128-runs" in tables.launch_plan(1, 4096).variant
     assert "short" in tables.launch_plan(256, 256).describe()
     assert "long" in tables.launch_plan(1, 4096).describe()
     sharded = make(max_num_batched_tokens=8192, context_parallel=ContextParallel(2, 1))
-    assert "span128-tile128" in sharded.launch_plan(1, 4096).variant
+    assert "tile128-pow2-sharded" in sharded.launch_plan(1, 4096).variant
 
 
 def test_another_device_is_made_current_for_a_launch(npu: FakeNpu) -> None:
@@ -316,7 +325,7 @@ def test_rows_that_a_captured_step_fills_again_are_brought_up_to_date(npu: FakeN
     npu.capturing = False
     for _ in range(2):
         tables.step(*batch(2))
-        assert npu.launches[-1].num_slots == 5
+        assert npu.launches[-1].num_entries == 5
 
 
 def test_rows_stay_dirty_while_a_capture_runs_nothing(npu: FakeNpu) -> None:
@@ -327,7 +336,7 @@ def test_rows_stay_dirty_while_a_capture_runs_nothing(npu: FakeNpu) -> None:
     tables.step(*batch(2))
     npu.capturing = False
     tables.step(*batch(1))
-    assert npu.launches[-1].num_slots == 5
+    assert npu.launches[-1].num_entries == 5
 
 
 def test_tables_that_a_capture_names_are_kept(npu: FakeNpu) -> None:
@@ -368,11 +377,11 @@ def test_faults_are_counted_in_int32_and_reported_once(npu: FakeNpu) -> None:
 def test_dummy_tables_are_written_anew_by_the_next_gather(npu: FakeNpu) -> None:
     tables = make()
     assert not tables.get_dummy_block_tables(3)[0].any()
-    states = tables._backend._slot_states
+    states = tables._backend._entry_states[0]
     assert (states[0] == -2).all()
     assert (states[2] == tables.layout.widths[0]).all()
     tables.gather_block_tables(torch.zeros(1, dtype=torch.int32), 1)
-    assert npu.launches[-1].num_slots == 3
+    assert npu.launches[-1].num_entries == 3
 
 
 def test_other_tables_are_found_from_the_lowest(npu: FakeNpu) -> None:
@@ -404,7 +413,7 @@ def test_slots_beyond_int32_are_refused(
 
 
 def test_tables_beyond_int32_are_refused() -> None:
-    from fused_slots.backends.ascend_operations import check_int32_slots
+    from fused_slots.backends.ascend.operations import check_int32_slots
     from fused_slots.layout import TableLayout
 
     layout = TableLayout(

@@ -9,7 +9,8 @@ from unittest import mock
 import torch
 
 from fused_slots import AscendBlockTables
-from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.ascend.arguments import compile_time_values
+from fused_slots.backends.ascend.operations import AscendOperations
 from fused_slots.backends.device import Fill, T, Uploads
 from fused_slots.backends.interpreter import HostPackets
 from fused_slots.backends.launch import (
@@ -56,7 +57,7 @@ class OneAxisLauncher(InterpretedLauncher):
         changing_types: Sequence[str],
         fixed: FixedArguments,
     ) -> Launch:
-        constants = dict(variant.constants)
+        constants = compile_time_values(variant)
 
         def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
             grid = (num_groups * programs,)

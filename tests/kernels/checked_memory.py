@@ -32,7 +32,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.ascend.operations import AscendOperations
 from fused_slots.backends.base import Step
 from fused_slots.backends.gpu import GpuBackend
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from fused_slots.backends.ascend_operations import AscendOperations
+from fused_slots.backends.ascend.arguments import compile_time_values
+from fused_slots.backends.ascend.operations import AscendOperations
 from fused_slots.backends.device import Uploads
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
 from fused_slots.backends.pinned import PinnedRing
@@ -87,7 +88,7 @@ class AscendLauncher(Launcher):
             # triton-ascend 3.2: the signature names runtime arguments only.
             compiled = triton.compile(
                 ASTSource(kernel, runtime_signature(kernel, variant, changing_types, fixed),
-                          dict(variant.constants)),
+                          compile_time_values(variant)),
                 options=dict(COMPILE_OPTIONS),
             )  # fmt: skip
             compiled._init_handles()
@@ -118,7 +119,7 @@ def runtime_signature(
         changing_types: types of the arguments passed at each launch.
         fixed: the arguments behind them.
     """
-    constants = dict(variant.constants)
+    constants = compile_time_values(variant)
     names = [name for name in kernel.arg_names if name not in constants]
     types = [*changing_types, *(triton_type(tensor.dtype) for tensor in fixed.tensors)]
     types += ["i32"] * len(fixed.numbers)

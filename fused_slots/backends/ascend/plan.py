@@ -12,22 +12,30 @@ from typing import NamedTuple
 
 from fused_slots.plan import ceil_div
 
+SPAN_TILES = 4
+"""Tiles of a span that is tried as a run (kernels/ascend/run.py)."""
+
 
 class Tiles(NamedTuple):
-    """How programs take tokens: `span` at a time, and `tile` of them where they are mixed."""
+    """How programs take tokens: `tile` at a time, and more where they form a run, if `runs`."""
 
-    span: int
     tile: int
+    runs: bool = False
+
+    @property
+    def span(self) -> int:
+        """Tokens that a program takes at a time."""
+        return self.tile * SPAN_TILES if self.runs else self.tile
 
 
-SHORT = Tiles(32, 32)
+SHORT = Tiles(32)
 """Where queries are short (decode, speculation): rows differ within a tile."""
 
-LONG_MAP = Tiles(512, 128)
+LONG_MAP = Tiles(128, runs=True)
 """Elsewhere, where slots are all that a launch makes: a span is mostly a run of one request. Larger
 tiles do more at a time but need more on-chip memory."""
 
-LONG_STEP = Tiles(256, 64)
+LONG_STEP = Tiles(64, runs=True)
 """The same in a whole step, whose other roles need on-chip memory, too."""
 
 SHORT_QUERY = 8
@@ -36,11 +44,8 @@ SHORT_QUERY = 8
 PAD_TILE = 512
 """Slots that a padding program writes at a time."""
 
-SLOTS = 32
-"""Batch slots that a gathering program compares at a time."""
-
-COLUMNS = 512
-"""Columns that a transfer of a gathering or writing program copies."""
+ENTRIES = 32
+"""Batch entries that a gathering program compares at a time."""
 
 MAX_GRID = 65535
 """Programs of a launch that the runtime accepts."""
@@ -74,6 +79,17 @@ class AscendPlan:
         """Programs of one group."""
         return self.num_tiles + self.num_pad + self.num_gather + self.num_write
 
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The kernels' arguments of these names."""
+        return {
+            "num_tiles": self.num_tiles,
+            "num_pad": self.num_pad,
+            "num_gather": self.num_gather,
+            "num_write": self.num_write,
+            "search_steps": self.search_steps,
+        }
+
     def reason(self) -> str:
         """Why this plan and no other, in a sentence."""
         span = self.tiles.span
@@ -89,7 +105,7 @@ def choose_tiles(num_reqs: int, num_tokens: int, long: Tiles) -> Tiles:
 
 def without_runs(tiles: Tiles) -> Tiles:
     """The same under context parallelism, where a rank's slots are not in runs."""
-    return Tiles(tiles.tile, tiles.tile)
+    return Tiles(tiles.tile)
 
 
 def plan_launch(
@@ -100,7 +116,7 @@ def plan_launch(
     capacity: int = 0,
     num_reqs: int = 0,
     num_tokens: int = 0,
-    num_slots: int = 0,
+    num_entries: int = 0,
     num_written_rows: int = 0,
 ) -> AscendPlan:
     """Programs of each role.
@@ -112,7 +128,7 @@ def plan_launch(
         capacity: width of the slot mappings that are written, 0 = none are.
         num_reqs: batch entries.
         num_tokens: tokens that the caller expects; more or fewer may come and are mapped right.
-        num_slots: batch slots to bring up to date.
+        num_entries: batch entries to bring up to date.
         num_written_rows: rows with staged writes.
     """
     most = min(max(num_cores // max(num_groups, 1), 1), MAX_GRID // (4 * max(num_groups, 1)))
@@ -129,7 +145,7 @@ def plan_launch(
         tiles=tiles,
         num_tiles=num_tiles,
         num_pad=num_pad,
-        num_gather=programs(ceil_div(num_slots, SLOTS)),
+        num_gather=programs(ceil_div(num_entries, ENTRIES)),
         num_write=programs(num_written_rows),
         search_steps=max(num_reqs - 1, 0).bit_length(),
     )

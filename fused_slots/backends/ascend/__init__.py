@@ -1,0 +1,1 @@
+"""Block tables on Ascend NPUs: operations, the device that runs them, plans, staged rows."""

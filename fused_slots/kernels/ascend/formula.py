@@ -1,0 +1,253 @@
+"""The mapping of a tile of tokens to slots, in the forms that lower well on Ascend.
+
+For a token at position p of a row, with K, B, n, S', c', I of its group:
+    v = p // (K·S'), w = p mod (K·S'), owner = (w // I) mod S'
+    local = (w // (S'·I))·I + w mod I, col = v·n + local // B
+    slot = table[row, col]·B + local mod B
+A ring has col = 0 and slot = table[row, 0]·B + p mod B.
+
+Vectors are int32 throughout, since int64 vectors become scalar loops; addresses are made safe by
+value, since masked-off lanes are read all the same; faults are summed and counted by one int32
+atomic under an if, since other atomics take a lock in program order. Faults have no details here.
+"""
+
+import triton
+import triton.language as tl
+
+from fused_slots.kernels.ascend.layout import (
+    FAULTS,
+    INTERLEAVE,
+    NULLS,
+    POW2,
+    REPLAY,
+    RING,
+    SHARDED,
+)
+from fused_slots.kernels.ascend.table import columns_of_tile
+from fused_slots.kernels.layout import (
+    CACHEABLE,
+    COLUMN_OUT_OF_ROW,
+    COLUMNS_PER_BLOCK,
+    INT32_MAX,
+    NULL_BLOCK,
+    NULL_COLUMN,
+    PAD,
+    RANK,
+    ROW_OUT_OF_RANGE,
+    SHARDS,
+    VIRTUAL_SIZE,
+)
+
+FAR = tl.constexpr(2147483648.0)
+
+
+@triton.jit
+def clamp_int64(value):
+    """An int64 as int32 in [-1, 2^31 - 1]: a float32 of it tells what the low 32 bits lost."""
+    low = value.to(tl.int32)
+    rounded = value.to(tl.float32)
+    low = tl.where((rounded > FAR) | (low < 0), INT32_MAX, low)
+    return tl.where(rounded < 0.0, -1, low)
+
+
+@triton.jit
+def clamp_rows(index, max_num_reqs):
+    """Row indices of either width as int32 in [-1, max_num_reqs]."""
+    if index.dtype == tl.int64:
+        index = clamp_int64(index)
+    return tl.minimum(tl.maximum(index, -1), max_num_reqs)
+
+
+@triton.jit
+def load_row(idx_mapping_ptr, entry, max_num_reqs):
+    """One batch entry's row, a scalar, as clamp_rows."""
+    index = tl.load(idx_mapping_ptr + entry)
+    return tl.minimum(tl.maximum(index, -1), max_num_reqs).to(tl.int32)
+
+
+@triton.jit
+def load_divisor(line_ptr, FIELD: tl.constexpr, FLAGS: tl.constexpr):
+    """A size of a group's line as `quotient` and `product` take it: POW2: its shift."""
+    if POW2 & FLAGS:
+        return tl.load(line_ptr + FIELD + 1)
+    else:
+        return tl.load(line_ptr + FIELD)
+
+
+@triton.jit
+def quotient(value, divisor, FLAGS: tl.constexpr):
+    """value // divisor for vectors >= 0. The vector unit's float32 quotient may be off by one."""
+    if POW2 & FLAGS:
+        return value >> divisor
+    else:
+        result = value // divisor
+        left = value - result * divisor
+        result += left >> 31
+        left += (left >> 31) & divisor
+        return result - ((divisor - 1 - left) >> 31)
+
+
+@triton.jit
+def scalar_quotient(value, divisor, FLAGS: tl.constexpr):
+    """value // divisor for value >= 0: exact in the scalar unit."""
+    if POW2 & FLAGS:
+        return value >> divisor
+    else:
+        return value // divisor
+
+
+@triton.jit
+def size_of(divisor, FLAGS: tl.constexpr):
+    """The size that `load_divisor` loaded."""
+    if POW2 & FLAGS:
+        return 1 << divisor
+    else:
+        return divisor
+
+
+@triton.jit
+def far_remainder(positions_ptr, first, num_tokens, size, TILE: tl.constexpr):
+    """position mod size of a tile of int64 positions, one by one: seldom and in the scalar unit.
+
+    An int64 remainder of a vector would be a scalar loop in every tile.
+    """
+    lane = tl.arange(0, TILE)
+    result = lane * 0
+    for number in range(tl.minimum(num_tokens - first, TILE)):
+        left = tl.maximum(tl.load(positions_ptr + first + number), 0) % size
+        result = tl.where(lane == number, left.to(tl.int32), result)
+    return result
+
+
+@triton.jit
+def remainder(
+    position,
+    clamped,
+    positions_ptr,
+    first,
+    num_tokens,
+    divisor,
+    TILE: tl.constexpr,
+    FLAGS: tl.constexpr,
+):
+    """position mod size of int64 positions; `clamped` is max(position, 0) held to int32."""
+    if POW2 & FLAGS:
+        return position.to(tl.int32) & ((1 << divisor) - 1)
+    else:
+        result = clamped - quotient(clamped, divisor, FLAGS) * divisor
+        if tl.max(clamped, axis=0) == INT32_MAX:
+            result = far_remainder(positions_ptr, first, num_tokens, divisor, TILE)
+        return result
+
+
+@triton.jit
+def count_faults(line_ptr, faulty, code):
+    """Add a group's faulty lanes to its counter of this code."""
+    count = tl.sum(faulty.to(tl.int32), axis=0)
+    if count > 0:
+        tl.atomic_add(line_ptr + FAULTS + code, count)
+
+
+@triton.jit
+def replayed_tokens(position, clamped, start, length):
+    """start <= position < start + length for positions >= 0, `length` >= 0; clamped: in int32."""
+    # clamped - length cannot overflow; start + length could.
+    replayed = (start <= clamped) & (clamped - length < start)
+    if tl.max(clamped, axis=0) == INT32_MAX:
+        # From 2^31 on; those that a replay can reach are below 2^32, and so their low words < 0.
+        low = position.to(tl.int32)
+        far = (low < 0) | (position.to(tl.float32) > FAR)
+        far = far & (clamped == INT32_MAX)
+        reached = (low < 0) & (position.to(tl.float32) <= 2.0 * FAR) & (start >= 0)
+        reached = reached & (low - start >= 0) & (low - start < length)
+        replayed = (replayed & (far == 0)) | (far & reached)
+    return replayed
+
+
+@triton.jit
+def null_columns(column_ids, line_ptr):
+    """A number >= 0 where a column id (>= 0) is one of the null block's columns, else < 0."""
+    ahead = column_ids - tl.load(line_ptr + NULL_COLUMN)
+    return tl.minimum(ahead, tl.load(line_ptr + COLUMNS_PER_BLOCK) - 1 - ahead)
+
+
+@triton.jit
+def slots_of_tile(
+    live,
+    row,
+    position,
+    replay_start,
+    replay_len,
+    positions_ptr,
+    first,
+    num_tokens,
+    line_ptr,
+    width,
+    column_divisor,
+    table_ptr,
+    lengths_ptr,
+    plane,
+    max_num_reqs,
+    SLOT_DTYPE: tl.constexpr,
+    TILE: tl.constexpr,
+    FLAGS: tl.constexpr,
+):
+    """Slots of a tile of tokens of one group, PAD where a token has none; faults are counted.
+
+    RING: a ring's width is given as 0, and its rows have one column. (Other groups' offsets are
+    theirs, too, where the token's column exists.)
+    """
+    clamped = clamp_int64(position)
+    wanted = live & (row >= 0) & (row < max_num_reqs) & (clamped >= 0)
+    if REPLAY & FLAGS:
+        replayed = replayed_tokens(position, clamped, replay_start, replay_len)
+        wanted = wanted & ((replayed == 0) | (tl.load(line_ptr + CACHEABLE) == 0))
+    clamped = tl.maximum(clamped, 0)
+    column_size = size_of(column_divisor, FLAGS)
+    if SHARDED & FLAGS:
+        virtual_divisor = load_divisor(line_ptr, VIRTUAL_SIZE, FLAGS)
+        within = remainder(
+            position, clamped, positions_ptr, first, num_tokens, virtual_divisor, TILE, FLAGS
+        )
+        interleave_divisor = load_divisor(line_ptr, INTERLEAVE, FLAGS)
+        interleave = size_of(interleave_divisor, FLAGS)
+        chunk = quotient(within, interleave_divisor, FLAGS)
+        shards_divisor = load_divisor(line_ptr, SHARDS, FLAGS)
+        stripe = quotient(chunk, shards_divisor, FLAGS)
+        owner = chunk - stripe * size_of(shards_divisor, FLAGS)
+        wanted = wanted & (owner == tl.load(line_ptr + RANK))
+        local = stripe * interleave + (within - chunk * interleave)
+        block_column = quotient(local, column_divisor, FLAGS)
+        offset = local - block_column * column_size
+        block = quotient(clamped, virtual_divisor, FLAGS)
+        # Far positions are in no row; held below 2^24 blocks, their columns cannot wrap.
+        column = tl.minimum(block, 16777215) * tl.load(line_ptr + COLUMNS_PER_BLOCK) + block_column
+    else:
+        column = quotient(clamped, column_divisor, FLAGS)
+        offset = clamped - column * column_size
+    if RING & FLAGS:
+        offset = remainder(
+            position, clamped, positions_ptr, first, num_tokens, column_divisor, TILE, FLAGS
+        )
+        column = tl.minimum(column, tl.where(width == 0, 0, INT32_MAX))
+    filled, block_id = columns_of_tile(
+        wanted,
+        tl.where(wanted, row, 0),
+        column,
+        lengths_ptr,
+        plane,
+        table_ptr,
+        width,
+        max_num_reqs,
+        FLAGS,
+    )
+    count_faults(line_ptr, wanted & (column >= filled), COLUMN_OUT_OF_ROW)
+    count_faults(line_ptr, live & (row >= max_num_reqs), ROW_OUT_OF_RANGE)
+    found = wanted & (column < filled)
+    if NULLS & FLAGS:
+        null = null_columns(block_id, line_ptr) >= 0
+        count_faults(line_ptr, found & null, NULL_BLOCK)
+        found = found & (null == 0)
+    # In int32: the manager refuses pools whose slots leave it.
+    slot = tl.where(found, block_id * column_size + offset, PAD)
+    return slot.to(SLOT_DTYPE)
