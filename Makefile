@@ -14,12 +14,13 @@ ENV := .venv/.installed
 # Environments of their own: triton-ascend brings another `triton`, vllm another set of packages.
 # Their tests run where the folder with its requirements exists.
 EXTRA_TESTS := $(foreach kind,ascend vllm,$(if $(wildcard tests/$(kind)/requirements.txt),test-$(kind)))
+EXTRA_TESTS += $(if $(filter test-vllm,$(EXTRA_TESTS)),test-releases)
 
 # Each run leaves its own coverage data; `coverage`, at the end of `make test`, adds them up.
 MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 
 .PHONY: help demo test test-main test-interpreted test-wheel test-ascend test-vllm \
-	forget-coverage coverage lint bench bench-compare verify-long clean
+	test-releases forget-coverage coverage lint bench bench-compare verify-long clean
 .NOTPARALLEL:
 
 help:
@@ -60,6 +61,13 @@ test-ascend: .venv-ascend/.installed
 
 test-vllm: .venv-vllm/.installed
 	$(call MEASURED_PYTEST,.venv-vllm/bin/python) tests/vllm $(TWO) $(PYTEST_ARGS)
+
+# The Python files of every release that the plugin knows, and five of them at work; each test is a
+# process in one release, two at a time.
+test-releases: .venv-vllm/.installed
+	.venv-vllm/bin/python tests/releases/releases.py
+	.venv-vllm/bin/python -m pytest tests/releases/test_releases.py -n 2 --dist worksteal \
+		$(PYTEST_ARGS)
 
 forget-coverage:
 	rm -f .coverage .coverage.*

@@ -1,7 +1,8 @@
 """Our tables with vLLM's own beside them: every call goes to both, every result is compared.
 
 Whoever holds them (vLLM's runner, PCP manager, speculators) needs no change, so what is compared
-are the arguments that vLLM really passes.
+are the arguments that vLLM really passes. Any release's class will do: it is passed no argument
+that the caller does not pass.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 import torch
-from vllm.v1.worker.gpu.block_table import BlockTables
+import vllm.v1.worker.gpu.block_table as stock_module
 
 from fused_slots import PAD_SLOT_ID
 from fused_slots.vllm.v2 import FusedBlockTables
@@ -25,7 +26,8 @@ class TwinTables(FusedBlockTables):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.theirs = BlockTables(*args, **kwargs)
+        # With the plug-in in charge, the module's name is ours.
+        self.theirs = (FusedBlockTables.stock or stock_module.BlockTables)(*args, **kwargs)
         self.compared: Counter[str] = Counter()
         self._to_compare: Any = None
 
@@ -48,13 +50,14 @@ class TwinTables(FusedBlockTables):
         mine = super().gather_block_tables(
             idx_mapping, num_reqs_padded, out, out_ptrs, num_computed_tokens
         )
-        their_out = their_ptrs = None
+        passed = {}
         if out is not None:
-            their_out = tuple(torch.zeros_like(table) for table in out)
-            their_ptrs = torch.tensor([t.data_ptr() for t in their_out], dtype=torch.uint64)
-        theirs = self.theirs.gather_block_tables(
-            idx_mapping, num_reqs_padded, their_out, their_ptrs, num_computed_tokens
-        )
+            passed["out"] = tuple(torch.zeros_like(table) for table in out)
+            addresses = [table.data_ptr() for table in passed["out"]]
+            passed["out_ptrs"] = torch.tensor(addresses, dtype=torch.uint64)
+        if num_computed_tokens is not None:
+            passed["num_computed_tokens"] = num_computed_tokens
+        theirs = self.theirs.gather_block_tables(idx_mapping, num_reqs_padded, **passed)
         self.compared["gather into out" if out is not None else "gather"] += 1
         self.compared["gather of all columns"] += num_computed_tokens is None
         self._to_compare = idx_mapping, mine, theirs
@@ -78,7 +81,8 @@ class TwinTables(FusedBlockTables):
         self._compare_gathered()
         their_out = None if out is None else torch.zeros_like(out)
         theirs = self.theirs.compute_slot_mappings(
-            idx_mapping, query_start_loc, positions, num_tokens_padded, their_out
+            *(idx_mapping, query_start_loc, positions, num_tokens_padded),
+            **({} if out is None else {"out": their_out}),
         )
         assert mine.shape == theirs.shape
         whole = (self.slot_mappings, self.theirs.slot_mappings) if out is None else (out, their_out)
@@ -124,8 +128,9 @@ class TwinTables(FusedBlockTables):
         assert torch.equal(mine[:, num_tokens:], theirs[:, num_tokens:])
         lengths = query_start_loc[: idx_mapping.shape[0] + 1].diff().long()
         rows = torch.repeat_interleave(idx_mapping.long(), lengths)
-        for g, size in enumerate(self.block_sizes):
-            if not self.theirs._slot_mapping_enabled[g]:
+        enabled = getattr(self.theirs, "_slot_mapping_enabled", [True] * len(self.block_sizes))
+        for g, size in enumerate(self.kernel_block_sizes):
+            if not enabled[g]:
                 assert torch.equal(mine[g], theirs[g])
                 continue
             columns = positions[:num_tokens] // size
