@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 from hivm import EXACT, Modes
+from hivm.order import Trace
 from hivm_backend import executed_on
 from kernel_cases import Batch, Setup, expected, fill_rows, random_batch
 from step_model import StepModel
@@ -24,8 +25,10 @@ CASES_OF_ROWS = 20
 """Cases after which rows are filled anew."""
 
 
-def make(setup: Setup, target: str, modes: Modes = EXACT) -> AscendBlockTables:
-    with executed_on(target, modes=modes):
+def make(
+    setup: Setup, target: str, modes: Modes = EXACT, recorded: bool = False
+) -> AscendBlockTables:
+    with executed_on(target, modes=modes, recorded=recorded):
         return setup.make()
 
 
@@ -41,15 +44,25 @@ class CheckedVariant:
         target: whose code is executed.
         variant: of this configuration.
         modes: how the executed hardware rounds.
+        recorded: whether `traces` holds what the variant's programs did, equal ones once.
     """
 
-    def __init__(self, setup: Setup, target: str, variant: Variant, modes: Modes = EXACT) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        target: str,
+        variant: Variant,
+        modes: Modes = EXACT,
+        *,
+        recorded: bool = False,
+    ) -> None:
         self.variant, self.constants = variant, dict(variant.constants)
         # Some tiles, some of them behind the first span, and an odd number of tokens.
         tiles = Tiles(self.constants["TILE"], self.constants["RUNS"])
         capacity = tiles.span + 3 * tiles.tile + 7
         self.setup = setup = replace(setup, capacity=capacity)
-        self.tables = make(setup, target, modes)
+        self.tables = make(setup, target, modes, recorded)
+        self.traces: dict[tuple[object, ...], Trace] = {}
         self.rng = np.random.default_rng(len(str(variant)))
         self.long = tiles != SHORT
         self.cases = 0
@@ -67,6 +80,7 @@ class CheckedVariant:
             check(f"{self.variant}, case {self.cases}")
             done = self.tables._backend.launcher.executions
             assert done[-1][0] == self.variant
+            self.traces |= {trace.key: trace for trace in done[-1][1].traces}
             done.clear()
             self.cases += 1
 

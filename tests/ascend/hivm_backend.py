@@ -27,8 +27,8 @@ from tests.kernels.ascend_forms import HostAscend
 class HivmLauncher(Launcher):
     """Compiles variants for one target and executes them; keeps every execution's counts."""
 
-    def __init__(self, target: str, modes: Modes, seed: int) -> None:
-        self.target, self.modes, self.seed = target, modes, seed
+    def __init__(self, target: str, modes: Modes, seed: int, recorded: bool = False) -> None:
+        self.target, self.modes, self.seed, self.recorded = target, modes, seed, recorded
         self.kernels: dict[Variant, CompiledKernel] = {}
         self.executions: list[tuple[Variant, Execution]] = []
 
@@ -69,7 +69,8 @@ class HivmLauncher(Launcher):
             else:
                 first[flat.ctypes.data] = number
                 given.append(flat)
-        done = execute(kernel.module, (programs,), given, modes=self.modes, seed=self.seed)
+        done = execute(kernel.module, (programs,), given, modes=self.modes, seed=self.seed,
+                       recorded=self.recorded)  # fmt: skip
         self.executions.append((variant, done))
         for flat, output in zip(memory, done.outputs, strict=True):
             if isinstance(output, np.ndarray):
@@ -97,9 +98,10 @@ class HivmBackend(HostAscend):
     target: ClassVar[str] = ASCEND_910B3
     modes: ClassVar[Modes] = EXACT
     seed: ClassVar[int] = 0
+    recorded: ClassVar[bool] = False
 
     def make_launcher(self) -> Launcher:
-        return HivmLauncher(self.target, self.modes, self.seed)
+        return HivmLauncher(self.target, self.modes, self.seed, self.recorded)
 
     def step(self, step: Step) -> None:
         """Tables of a caller go into one memory: the executor finds none but its arguments'."""
@@ -121,9 +123,12 @@ class HivmBackend(HostAscend):
 
 
 @contextmanager
-def executed_on(target: str, *, modes: Modes = EXACT, seed: int = 0) -> Iterator[None]:
+def executed_on(
+    target: str, *, modes: Modes = EXACT, seed: int = 0, recorded: bool = False
+) -> Iterator[None]:
     """Managers built in this context run executed code of `target`."""
-    chosen = type("HivmBackend", (HivmBackend,), {"target": target, "modes": modes, "seed": seed})
+    attributes = {"target": target, "modes": modes, "seed": seed, "recorded": recorded}
+    chosen = type("HivmBackend", (HivmBackend,), attributes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fused_slots.block_tables.backend_class", lambda device: chosen)
         yield

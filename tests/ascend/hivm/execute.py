@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from .counts import Counts
 from .memory import GlobalBuffer, HivmFault, View
 from .modes import EXACT, Modes
+from .order import Recorder, Trace
 from .parser import Module
 from .runtime import Runtime
 from .translate import Program, translate
@@ -40,6 +41,7 @@ class Execution:
 
     outputs: list[Argument]
     counts: list[Counts]
+    traces: list[Trace] = field(default_factory=list)
 
     def worst_core(self, cores: int = 40) -> Counts:
         return fold_on_cores(self.counts, cores)
@@ -62,24 +64,29 @@ def execute(
     *,
     modes: Modes = EXACT,
     seed: int = 0,
+    recorded: bool = False,
 ) -> Execution:
     """Runs `module.entry` over the grid; the caller's arrays are not changed.
 
     `arguments` are the kernel's runtime arguments in order: an array for a pointer (of the
     pointer's element type), an int for a scalar, Alias for memory that an earlier argument
-    names, Pointers for a table of addresses. Raises a
+    names, Pointers for a table of addresses. `recorded` keeps a trace of every program. Raises a
     HivmFault that names the HIVM line and the program: OutOfBounds, Race, UninitialisedRead,
     FlagImbalance, UnsupportedOperation.
     """
-    program = _translated(module)
+    program = _translated(module, recorded)
     entry = module.entry
     x, y, z = (*grid, 1, 1)[:3]
     expected = len(entry.arguments) - _LEADING - 3
     if len(arguments) != expected:
         raise ValueError(f"{entry.name} takes {expected} arguments, {len(arguments)} given")
     buffers, values = _bind(arguments)
-    runtime = Runtime(module.ub_capacity, modes)
+    recorder = Recorder() if recorded else None
+    runtime = Runtime(module.ub_capacity, modes, recorder)
     runtime.buffers = buffers
+    traces: dict[int, Trace] = {}
+    for buffer in buffers:
+        buffer.watch = recorder.access if recorder else None
     counts = [Counts() for _ in range(x * y * z)]
     for block in np.random.default_rng(seed).permutation(x * y * z).tolist():
         runtime.reset(block)
@@ -93,18 +100,21 @@ def execute(
             fault.where = _where(fault, program, module, block)
             raise
         counts[block] = runtime.counts
+        if recorder:
+            traces[block] = recorder.trace
         for visits, cost in zip(program.visits, program.costs, strict=True):
             if visits:
                 counts[block].add(cost, visits)
-    return Execution(_outputs(arguments, buffers), counts)
+    ordered = [traces[block] for block in sorted(traces)]
+    return Execution(_outputs(arguments, buffers), counts, ordered)
 
 
-def _translated(module: Module) -> Program:
-    """Translates once a module object."""
-    program = module.__dict__.get("_program")
-    if program is None:
-        program = module.__dict__["_program"] = translate(module)
-    return program  # type: ignore[no-any-return]
+def _translated(module: Module, recorded: bool) -> Program:
+    """Translates once a module object and form."""
+    known: dict[bool, Program] = module.__dict__.setdefault("_programs", {})
+    if recorded not in known:
+        known[recorded] = translate(module, recorded=recorded)
+    return known[recorded]
 
 
 def _address(number: int) -> int:

@@ -176,9 +176,9 @@ class Expressions:
 
     def on_hivm_hir_set_flag(self, op: Operation) -> str:
         source, target, event = op.text.split(" : ")[0].strip("[]").split(", ")
-        source, target = source.strip("<>"), target.strip("<>")
+        source, target = (p.strip("<>").removeprefix("PIPE_") for p in (source, target))
         number = event[len("<EVENT_ID") : -1] if event.startswith("<") else name(event)
-        return f"rt.{op.name.rsplit('.', 1)[1]}({source!r}, {target!r}, {number})"
+        return f"rt.{op.name.rsplit('.', 1)[1]}({source!r}, {target!r}, {number}, {op.line})"
 
     on_hivm_hir_wait_flag = on_hivm_hir_set_flag
 

@@ -6,6 +6,7 @@ know nothing of operations; they answer `read`, `write`, `load` and `store` or r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from struct import pack_into, unpack_from
 from typing import Any
@@ -108,6 +109,7 @@ class Memory:
         self.name = name
         self.raw = content
         self.data = np.frombuffer(content, np.uint8)  # the same bytes, writable
+        self.watch: Callable[[Memory, int, int, bool], None] | None = None
         self.written = bytearray(len(content))
         self.initialised = np.frombuffer(self.written, np.uint8)
 
@@ -117,10 +119,14 @@ class Memory:
         self.initialised[:] = 0
 
     def note_read(self, first: int, last: int) -> None:
+        if self.watch is not None:
+            self.watch(self, first, last, False)
         if 0 in self.written[first:last]:
             raise UninitialisedRead(f"{self.name}[{first}:{last}] read before it was written")
 
     def note_write(self, first: int, last: int) -> None:
+        if self.watch is not None:
+            self.watch(self, first, last, True)
         self.initialised[first:last] = 1
 
     def check(self, first: int, last: int) -> None:
@@ -222,6 +228,8 @@ class GlobalBuffer(Memory):
         return range(first // self.word, -(-last // self.word))
 
     def note_read(self, first: int, last: int) -> None:
+        if self.watch is not None:
+            self.watch(self, first, last, False)
         words = self._words(first, last)
         if len(words) <= 2:  # a scalar: the common case, without NumPy
             for word in words:
@@ -236,6 +244,8 @@ class GlobalBuffer(Memory):
         reader[:] = np.where(ours, self.program, self.SEVERAL)
 
     def note_write(self, first: int, last: int) -> None:
+        if self.watch is not None:
+            self.watch(self, first, last, True)
         words = self._words(first, last)
         self._require_all(self.writer, "wrote", words)
         self._require_all(self.reader, "wrote", words)
@@ -268,6 +278,8 @@ class GlobalBuffer(Memory):
         """An atomic add: commutes with other atomic adds, races with everything else."""
         first, last = view.span()
         self.check(first, last)
+        if self.watch is not None:
+            self.watch(self, first, last, True)
         words = self._words(first, last)
         writer = self.writer[words.start : words.stop]
         plain = (writer != self.NOBODY) & (writer != self.ATOMIC)

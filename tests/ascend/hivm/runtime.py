@@ -10,6 +10,7 @@ import numpy as np
 from .counts import Counts
 from .memory import FlagImbalance, GlobalBuffer, Memory, OutOfBounds, View
 from .modes import Modes
+from .order import Recorder
 
 DTYPES = {
     "i8": np.dtype(np.int8), "i16": np.dtype(np.int16), "i32": np.dtype(np.int32),
@@ -21,8 +22,11 @@ DTYPES = {
 class Runtime:
     """State of the program that runs now. One object a launch, reset for each program."""
 
-    def __init__(self, ub_bytes: int, modes: Modes) -> None:
+    def __init__(self, ub_bytes: int, modes: Modes, recorder: Recorder | None = None) -> None:
         self.ub = Memory("UB", bytearray(ub_bytes))
+        self.recorder = recorder
+        if recorder is not None:
+            self.ub.watch = recorder.access
         self.modes = modes
         self.buffers: list[GlobalBuffer] = []
         self.block = 0
@@ -33,12 +37,18 @@ class Runtime:
         self.counts = Counts()
         self.flags: Counter[tuple[str, str, int]] = Counter()
         self.ub.clear()
+        if self.recorder is not None:
+            self.recorder.start_program()
 
-    def set_flag(self, source: str, target: str, event: int) -> None:
+    def set_flag(self, source: str, target: str, event: int, line: int) -> None:
         self.flags[source, target, event] += 1
+        if self.recorder is not None:
+            self.recorder.act("set", (source, target, event), line)
 
-    def wait_flag(self, source: str, target: str, event: int) -> None:
+    def wait_flag(self, source: str, target: str, event: int, line: int) -> None:
         self.flags[source, target, event] -= 1
+        if self.recorder is not None:
+            self.recorder.act("wait", (source, target, event), line)
         if self.flags[source, target, event] < 0:
             raise FlagImbalance(f"wait for {source} -> {target} event {event} that nobody set")
 

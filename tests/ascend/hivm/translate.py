@@ -16,7 +16,8 @@ from .counts import Counts, static_counts
 from .expressions import Expressions, name
 from .parser import Block, Function, Module, Operation
 
-_NOTHING = {"hivm.hir.set_mask_norm", "hivm.hir.pipe_barrier", "hivm.hir.set_ctrl"}
+_NOTHING = {"hivm.hir.set_mask_norm", "hivm.hir.set_ctrl"}
+_ACCESSES = ("memref.load", "memref.store")
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Translator(Expressions):
     """Statements: functions, blocks, branches and loops round the expressions."""
 
     lines: list[tuple[int, str, int]] = field(default_factory=list)
+    recorded: bool = False
 
     def emit(self, depth: int, text: str, line: int) -> None:
         self.lines.append((depth, text, line))
@@ -44,12 +46,15 @@ class Translator(Expressions):
 
     def function(self, function: Function) -> list[tuple[int, str, int]]:
         self.lines = []
+        recorded = self.recorded
+        self.recorded &= function.is_entry  # a vector function is one instruction of its caller
         arguments = ", ".join(["rt", *map(name, function.arguments)])
         self.emit(0, f"def {function.name}({arguments}):", function.line)
         if len(function.blocks) == 1:
             self.block(function.blocks[0], 1, function.line)
         else:
             self.graph(function)
+        self.recorded = recorded
         return self.lines
 
     def graph(self, function: Function) -> None:
@@ -101,10 +106,25 @@ class Translator(Expressions):
     def operation(self, op: Operation, depth: int) -> None:
         if op.name in ("scf.for", "scf.if", "scf.while"):
             getattr(self, op.name.replace(".", "_"))(op, depth)
+        elif op.name == "hivm.hir.pipe_barrier":
+            if self.recorded:
+                pipe = op.text.strip("[]<>").removeprefix("PIPE_")
+                self.emit(depth, f"rt.recorder.act('barrier', {pipe!r}, {op.line})", op.line)
         elif op.name not in _NOTHING:
+            if self.recorded:
+                self.record(op, depth)
             text = self.expression(op)
             left = ", ".join(map(name, op.results))
             self.emit(depth, f"{left} = {text}" if left else text, op.line)
+
+    def record(self, op: Operation, depth: int) -> None:
+        """An instruction for the trace, before it runs."""
+        pipe = _pipe_of(op, self.module)
+        if pipe:
+            named = op.callee if op.name.endswith("call") else op.name
+            self.emit(depth, f"rt.recorder.issue({pipe!r}, {op.line}, {named!r})", op.line)
+        elif static_counts([op.name]).scalar_ops:
+            self.emit(depth, "rt.recorder.act('scalar', 1)", op.line)
 
     def scf_for(self, op: Operation, depth: int) -> None:
         match = re.match(r"(%[\w-]+) = (\S+) to (\S+) step (\S+)", op.text)
@@ -150,9 +170,24 @@ class Translator(Expressions):
         self.block(after, depth + 1, op.line, targets=carried)
 
 
-def translate(module: Module) -> Program:
-    """Compiles every device function of the module. Raises UnsupportedOperation."""
-    translator = Translator(module)
+def _pipe_of(op: Operation, module: Module) -> str:
+    """The pipe that runs an operation; nothing for work on registers."""
+    if op.name in _ACCESSES:
+        return "S"
+    if not op.name.endswith("call"):
+        return ""
+    if op.callee in module.functions:
+        inner = "hivm.vector_function" in module.functions[op.callee].attributes
+        return "V" if inner else ""
+    return {"load_gm_to_ubuf": "MTE2", "store_ubuf_to_g": "MTE3"}.get(op.callee[:15], "V")
+
+
+def translate(module: Module, *, recorded: bool = False) -> Program:
+    """Compiles every device function of the module; `recorded` code fills `rt.recorder` as it runs.
+
+    Raises UnsupportedOperation.
+    """
+    translator = Translator(module, recorded=recorded)
     visits: list[int] = []
     translator.names = {
         "visits": visits, "wrap": runtime.wrap, "divide": runtime.divide,
