@@ -19,7 +19,7 @@ from fused_slots import plan
 from tests.workloads import MEASURED, workload
 
 MAPPING = {"TILE": (32, 64, 128, 256), "MAP_WARPS": (1, 2, 4, 8)}
-STEP = {"STEP_TILE": (128, 256), "SLOTS": (8, 16), "COLUMNS": (32, 64), "STEP_WARPS": (4, 8)}
+STEP = {"STEP_TILE": (128, 256), "ENTRIES": (8, 16), "COLUMNS": (32, 64), "STEP_WARPS": (4, 8)}
 
 
 @contextmanager

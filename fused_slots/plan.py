@@ -1,4 +1,4 @@
-"""From sizes to a launch: how tokens, batch slots and staged records are dealt to programs.
+"""From sizes to a launch: how tokens, batch entries and staged records are dealt to programs.
 
 A plan looks at sizes alone, never at contents, so a captured graph that is replayed with other
 contents in the same sizes stays right. Figures behind the choices: docs/performance.md.
@@ -30,23 +30,23 @@ MAX_TILES = 32_768
 MAX_WRITERS = 16_384
 """Programs of a group that write staged records, likewise."""
 
-SLOTS = 8
-"""Batch slots of a gathering program."""
+ENTRIES = 8
+"""Batch entries of a gathering program."""
 
 COLUMNS = 32
-"""Columns that a gathering or writing program copies at a time, of each slot or record."""
+"""Columns that a gathering or writing program copies at a time, of each entry or record."""
 
-RUN = 2048
-"""Columns of one batch slot that are in flight together where it is copied by itself."""
+STRETCH = 2048
+"""Columns of one batch entry that are in flight together where it is copied by itself."""
 
-RUN_COST = 128
-"""Columns of a tile that take as long as one such run."""
+STRETCH_COST = 128
+"""Columns of a tile that take as long as one such stretch."""
 
 PART = 512
-"""Columns that are in flight together of a run that is not copied straight."""
+"""Columns that are in flight together of a stretch that is not copied straight."""
 
 LONG = 1024
-"""Columns of the widest row for each program that shares the columns of the same batch slots."""
+"""Columns of the widest row for each program that shares the columns of the same batch entries."""
 
 HELPERS = (3, 6)
 """How many share them at most: where rows and groups alone fill the device, and anywhere."""
@@ -110,6 +110,7 @@ class TokenPlan:
         query_len_inverse: 2^31 over the length of all queries where the sizes suggest that they
             are equally long; 0 = search for each token's request at once.
         search_steps: steps of that search.
+        query_len: tokens of a request on average, rounded down.
     """
 
     by_request: bool
@@ -117,6 +118,7 @@ class TokenPlan:
     num_pad: int
     query_len_inverse: int
     search_steps: int
+    query_len: int = 0
 
 
 def plan_tokens(
@@ -146,17 +148,34 @@ def plan_tokens(
         query_len_inverse = ceil_div(2**31, query_len) if query_len > 1 else -(2**31)
     # Each step narrows num_reqs entries to an eighth.
     search_steps = ceil_div(max(num_reqs - 1, 0).bit_length(), 3)
-    return TokenPlan(by_request, num_tiles, num_pad, query_len_inverse, search_steps)
+    return TokenPlan(by_request, num_tiles, num_pad, query_len_inverse, search_steps, query_len)
 
 
-def reason(tokens: TokenPlan) -> str:
-    """Why tokens are dealt as they are."""
+def reason(tokens: TokenPlan, tile: int, max_query_len: int | None = None) -> str:
+    """Why tokens are dealt as they are.
+
+    Args:
+        tokens: the plan.
+        tile: tokens that a program maps at a time.
+        max_query_len: tokens of the longest request, if known; a plan is made without it.
+    """
     if tokens.by_request:
-        return "FUSED_SLOTS_PLAN=by_request: tiles of each request, then padding"
-    return (
-        f"tiles of {TILE} consecutive tokens, whichever requests they belong to, so that no mix "
+        said = (
+            f"FUSED_SLOTS_PLAN=by_request: {tokens.num_tiles} tiles of each request, then padding"
+        )
+        if max_query_len is not None:
+            rounds = max(ceil_div(max_query_len, tokens.num_tiles * tile), 1)
+            said += f"; the longest query takes {rounds} tiles of a program, one after another"
+        return said
+    said = (
+        f"tiles of {tile} consecutive tokens, whichever requests they belong to, so that no mix "
         "of query lengths starves a program; then padding"
     )
+    if max_query_len is not None:
+        equal = tokens.query_len_inverse and tokens.query_len == max_query_len
+        how = "computed, all queries being as long" if equal else "searched where it is not guessed"
+        said += f"; each token's request is {how}"
+    return said
 
 
 def by_request_chosen() -> bool:
@@ -165,7 +184,7 @@ def by_request_chosen() -> bool:
 
 
 def gather_helpers(widest: int, num_rows: int, num_groups: int) -> int:
-    """Programs that share the columns of the same SLOTS batch slots, in all launches alike.
+    """Programs that share the columns of the same ENTRIES batch entries, in all launches alike.
 
     Args:
         widest: columns of the widest row.
@@ -173,7 +192,7 @@ def gather_helpers(widest: int, num_rows: int, num_groups: int) -> int:
         num_groups: KV cache groups.
     """
     fewest, most = HELPERS
-    filling = GATHER_PROGRAMS // max(ceil_div(num_rows, SLOTS) * num_groups, 1)
+    filling = GATHER_PROGRAMS // max(ceil_div(num_rows, ENTRIES) * num_groups, 1)
     return max(min(ceil_div(widest, LONG), max(filling, fewest), most), 1)
 
 

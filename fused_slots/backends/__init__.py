@@ -60,6 +60,7 @@ def backend_class(device: torch.device) -> BackendClass:
     Raises:
         BackendUnavailableError: no backend serves this device, the one named serves another, or
             a package that it needs is missing.
+        ConfigurationError: FUSED_SLOTS_PLAN asks for what the backend cannot do.
     """
     name = env.BACKEND.read() or _BACKEND_OF_DEVICE.get(device.type, "")
     if name not in _BACKENDS:
@@ -76,7 +77,7 @@ def backend_class(device: torch.device) -> BackendClass:
             hint="FUSED_SLOTS_BACKEND names the backend",
         )
     try:
-        return _BACKENDS[name]()
+        backend = _BACKENDS[name]()
     except ImportError as error:
         raise BackendUnavailableError(
             f"the {name} backend of device {device}",
@@ -84,3 +85,13 @@ def backend_class(device: torch.device) -> BackendClass:
             actual=str(error),
             hint=f"pip install 'fused-slots[{name}]'",
         ) from error
+    chosen = env.PLAN.read()
+    if chosen not in backend.plans:
+        raise ConfigurationError(
+            "FUSED_SLOTS_PLAN",
+            expected=f"{' or '.join(backend.plans)} with the {name} backend",
+            actual=chosen,
+            hint="Only GPUs deal programs to requests; an NPU's stride over all tokens, since each "
+            "further program on a core pays its beginning again",
+        )
+    return backend

@@ -72,6 +72,8 @@ class Backend(ABC):
 
     name: ClassVar[str]
     default_slot_dtype: ClassVar[torch.dtype] = torch.int64
+    plans: ClassVar[tuple[str, ...]] = ("auto",)
+    """Values of FUSED_SLOTS_PLAN that it can follow."""
     reads_tensors_on_host: ClassVar[bool] = False
     """Whether the host can look into device tensors without waiting, so that calls check them."""
 

@@ -7,6 +7,7 @@ or gathers tables, alone or together, is one of `step_kernel`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -14,7 +15,8 @@ from fused_slots import plan
 from fused_slots.backends.base import Step
 from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
-from fused_slots.backends.launch import FixedArguments, Launch, Variant, triton_type
+from fused_slots.backends.entries import arguments_of
+from fused_slots.backends.launch import FixedArguments, Launch, Variant
 from fused_slots.faults import Fault, FaultCode
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, TokenPlan
@@ -28,6 +30,8 @@ _Choice = tuple[torch.dtype, torch.dtype, bool, bool]
 
 class GpuBackend(DeviceBackend):
     """Block tables that GPU kernels work on; a subclass brings memory and a launcher."""
+
+    plans = ("auto", "by_request")
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
         super().__init__(layout, device, checked)
@@ -52,6 +56,22 @@ class GpuBackend(DeviceBackend):
         self._step_launches: dict[_Choice, Launch] = {}
         self._token_plans: dict[tuple[int, int], TokenPlan] = {}
         self._slot_stride = self.slot_mappings.stride(0)
+        interleave = layout.context_parallel.interleave
+        self._fixed: dict[str, torch.Tensor | int] = {
+            "descriptor_ptr": self._descriptor,
+            "arena_ptr": self.arena,
+            "num_columns_ptr": self.num_columns,
+            "generations_ptr": self._generations,
+            "state_ptr": self._state,
+            "faults_ptr": self._faults,
+            "details_ptr": self._details,
+            "num_groups": num_groups,
+            "max_num_reqs": num_rows,
+            "interleave": interleave,
+            "interleave_shift": shift_of(interleave),
+            "replay_window": layout.replay_window,
+        }
+        """Arguments of the kernels that are the same in every launch."""
 
     def map_slots(self, step: Step) -> None:
         idx_mapping, query_start_loc, positions = (
@@ -110,7 +130,8 @@ class GpuBackend(DeviceBackend):
         tokens = plan.plan_tokens(num_reqs, num_tokens, capacity, self._map_tile, self._by_request)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
         variant = self._slots_variant(torch.int32, self.layout.slot_dtype, False, flat=False)
-        return LaunchPlan((self.layout.num_groups, programs), str(variant), plan.reason(tokens))
+        reason = plan.reason(tokens, self._map_tile, max_query_len)
+        return LaunchPlan((self.layout.num_groups, programs), str(variant), reason)
 
     def variants(self) -> Iterator[Variant]:
         """Every variant that a call can choose."""
@@ -146,7 +167,7 @@ class GpuBackend(DeviceBackend):
             gathered, num_entries = self._out_table(out), num_reqs_padded
         elif idx_mapping is not None:
             num_entries = self.entries_to_gather(num_reqs, num_reqs_padded)
-        num_gather = plan.ceil_div(num_entries, plan.SLOTS) * self._helpers
+        num_gather = plan.ceil_div(num_entries, plan.ENTRIES) * self._helpers
         tokens = _NO_TOKENS
         if query_start_loc is not None:
             tokens = self._step_tokens(num_reqs, num_tokens_padded)
@@ -219,49 +240,41 @@ class GpuBackend(DeviceBackend):
         self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
     ) -> Variant:
         by_request = self._by_request and not flat
-        sizes = [("TILE", self._map_tile if not flat else plan.TILE)]
-        sizes.append(("PAD_TILE", plan.PAD_TILE))
-        return Variant(
-            "slots_by_request" if by_request else "slots_by_token",
-            index_dtype,
-            slot_dtype,
-            (*sizes, *([] if by_request else [("FLAT", flat)]), *self._flags(replay)),
-            num_warps=plan.MAP_WARPS,
-            max_registers=self._max_registers,
-        )
+        name = "slots_by_request" if by_request else "slots_by_token"
+        choices = {"TILE": plan.TILE if flat else self._map_tile, "FLAT": flat, "REPLAY": replay}
+        return self._variant(name, index_dtype, slot_dtype, plan.MAP_WARPS, choices)
 
     def _step_variant(
         self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, whole: bool
     ) -> Variant:
-        sizes = (
-            ("TILE", plan.STEP_TILE),
-            ("PAD_TILE", plan.PAD_TILE),
-            ("SLOTS", plan.SLOTS),
-            ("COLUMNS", plan.COLUMNS),
-            ("RUN", plan.RUN),
-            ("RUN_COST", plan.RUN_COST),
-            ("PART", plan.PART),
-            ("RECORDS", plan.RECORDS),
-        )
-        flags = self._flags(replay)
-        constants = (*sizes, *flags[:-1], ("WHOLE", whole), flags[-1])
-        return Variant(
-            "step_kernel",
-            index_dtype,
-            slot_dtype,
-            constants,
-            num_warps=plan.STEP_WARPS,
-            max_registers=self._max_registers,
-        )
+        choices = {"TILE": plan.STEP_TILE, "WHOLE": whole, "REPLAY": replay}
+        return self._variant("step_kernel", index_dtype, slot_dtype, plan.STEP_WARPS, choices)
 
-    def _flags(self, replay: bool) -> list[tuple[str, bool]]:
-        return [
-            ("POW2", self._powers_of_two),
-            ("SHARDED", self._sharded),
-            ("RING", self._has_ring),
-            ("REPLAY", replay),
-            ("CHECKED", self.checked),
-        ]
+    def _variant(
+        self,
+        name: str,
+        index_dtype: torch.dtype,
+        slot_dtype: torch.dtype,
+        num_warps: int,
+        choices: dict[str, int],
+    ) -> Variant:
+        """A kernel with those constants that it declares, of all that are chosen."""
+        values = choices | {
+            "PAD_TILE": plan.PAD_TILE,
+            "ENTRIES": plan.ENTRIES,
+            "COLUMNS": plan.COLUMNS,
+            "STRETCH": plan.STRETCH,
+            "STRETCH_COST": plan.STRETCH_COST,
+            "PART": plan.PART,
+            "RECORDS": plan.RECORDS,
+            "POW2": self._powers_of_two,
+            "SHARDED": self._sharded,
+            "RING": self._has_ring,
+            "CHECKED": self.checked,
+        }
+        declared = [a.name for a in arguments_of(_kernel(name)) if a.word == "constant"]
+        constants = tuple((constant, values[constant]) for constant in declared)
+        return Variant(name, index_dtype, slot_dtype, constants, num_warps, self._max_registers)
 
     def _slots_launch(
         self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
@@ -284,37 +297,27 @@ class GpuBackend(DeviceBackend):
         return launch
 
     def _bind(self, variant: Variant) -> Launch:
-        from fused_slots.kernels import slot_mapping, step
+        kernel = _kernel(variant.kernel)
+        table_dtype = torch.int64 if dict(variant.constants).get("WHOLE") else torch.int32
+        chosen = {
+            "index": variant.index_dtype,
+            "slot": variant.slot_dtype,
+            "table": table_dtype,
+        }
+        runtime = [a for a in arguments_of(kernel) if a.word != "constant"]
+        changing = [a.triton_type(chosen) for a in runtime if a.name not in self._fixed]
+        values = [self._fixed[a.name] for a in runtime if a.name in self._fixed]
+        tensors = tuple(value for value in values if isinstance(value, torch.Tensor))
+        numbers = tuple(value for value in values if isinstance(value, int))
+        fixed = FixedArguments(tensors, numbers)
+        return self.launcher.bind(kernel, variant, self.layout.num_groups, changing, fixed)
 
-        layout = self.layout
-        interleave = layout.context_parallel.interleave
-        numbers = (
-            layout.num_groups,
-            layout.max_num_reqs,
-            interleave,
-            shift_of(interleave),
-            layout.replay_window,
-        )
-        index, slot = triton_type(variant.index_dtype), triton_type(variant.slot_dtype)
-        if variant.kernel == "step_kernel":
-            kernel = step.step_kernel
-            whole = dict(variant.constants)["WHOLE"]
-            types = [slot, "*i64" if whole else "*i32", index, "*i32", "*i64", *["*i32"] * 3]
-            types += ["i64", *["i32"] * 13]
-            tables: tuple[torch.Tensor, ...] = (
-                self._descriptor,
-                self.arena,
-                self.num_columns,
-                self._generations,
-                self._state,
-            )
-        else:
-            kernel = getattr(slot_mapping, variant.kernel)
-            types = [slot, index, "*i32", "*i64", "*i32"]
-            types += ["i64", *["i32"] * (5 if variant.kernel == "slots_by_request" else 7)]
-            tables = (self._descriptor, self.arena, self.num_columns)
-        fixed = FixedArguments((*tables, self._faults, self._details), numbers)
-        return self.launcher.bind(kernel, variant, layout.num_groups, types, fixed)
+
+def _kernel(name: str) -> Any:
+    """An entry by its name; its file is imported when the first variant is made."""
+    from fused_slots.kernels.gpu import slots, step
+
+    return step.step_kernel if name == "step_kernel" else getattr(slots, name)
 
 
 def details_size() -> int:

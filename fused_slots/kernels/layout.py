@@ -27,7 +27,7 @@ RANK = tl.constexpr(8)
 COLUMNS_PER_BLOCK = tl.constexpr(9)
 """n, columns of one allocation block."""
 KIND = tl.constexpr(10)
-"""KIND_NONE, KIND_RING or KIND_PAGED."""
+"""KIND_STATE, KIND_RING or KIND_PAGED."""
 CACHEABLE = tl.constexpr(11)
 """1 = replayed tokens are not written."""
 REACH = tl.constexpr(12)
@@ -35,7 +35,7 @@ REACH = tl.constexpr(12)
 NULL_COLUMN = tl.constexpr(13)
 """The first of the null block's n columns; -n = there is no null block."""
 
-KIND_NONE = tl.constexpr(0)
+KIND_STATE = tl.constexpr(0)
 KIND_RING = tl.constexpr(1)
 KIND_PAGED = tl.constexpr(2)
 

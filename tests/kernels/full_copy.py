@@ -17,7 +17,7 @@ STATE = KVCacheGroup(64, 3, slot_mapping_mode=SlotMappingMode.NONE)
 GROUPS = (PAGED, SLIDING, SPLIT, RING, STATE)
 
 ROWS = 10
-"""More than a gathering program's batch slots."""
+"""More than a gathering program's batch entries."""
 
 SCRIBBLE = 9_999
 """What callers write into tables that are theirs for a while."""

@@ -1,6 +1,6 @@
 """Attacks on a gather that copies only what changed, and on writes that a step reads as it stages.
 
-Kernels keep per batch slot what they copied last and skip the rest; each test makes that memory
+Kernels keep per batch entry what they copied last and skip the rest; each test makes that memory
 wrong in one way. Right is always what a full copy of the rows gives.
 """
 

@@ -35,7 +35,7 @@ from fused_slots.faults import INT32_MAX, ConfigurationError, Fault, FaultCode
 from fused_slots.groups import GroupKind
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
-from fused_slots.plan import LaunchPlan, by_request_chosen
+from fused_slots.plan import LaunchPlan
 
 _MAPS_NOTHING = (("SHARDED", False), ("RING", False), ("REPLAY", False), ("NULLS", False))
 
@@ -50,13 +50,6 @@ class AscendOperations(DeviceBackend):
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
         check_int32_slots(layout)
-        if by_request_chosen():
-            raise ConfigurationError(
-                "FUSED_SLOTS_PLAN",
-                expected="by_token, or unset, on Ascend: programs there stride over tokens, since "
-                "each further program on a core pays its beginning again",
-                actual="by_request",
-            )
         super().__init__(layout, device, checked)
         groups, rows = layout.num_groups, layout.max_num_reqs
         self._entry_states = self.allocate((groups, 4, rows), torch.int32, 0)

@@ -18,8 +18,8 @@ from fused_slots.kernels.common import count_cut_tokens, pad_tail
 from fused_slots.kernels.layout import (
     COLUMN_SIZE,
     KIND,
-    KIND_NONE,
     KIND_RING,
+    KIND_STATE,
     OFFSET,
     OFFSET_UNIT,
     WIDTH,
@@ -95,7 +95,7 @@ def slots_on_ascend(
     slots_ptr += g.to(tl.int64) * slots_stride
     # A group without slots has no tokens: all of its programs write PAD.
     kind = tl.load(line_ptr + KIND)
-    slotless = kind == KIND_NONE
+    slotless = kind == KIND_STATE
     pad_begin = tl.where(slotless, 0, tl.maximum(num_tokens, 0))
     first_pad = tl.where(slotless, 0, num_tiles)
     if x >= first_pad:

@@ -29,7 +29,8 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[CheckedMemory]:
 
 SMALL_TILES = {
     "TILE": 16, "STEP_TILE": 8, "REQUEST_TILE": 4, "PAD_TILE": 16, "MAX_PAD_PROGRAMS": 2,
-    "SLOTS": 4, "COLUMNS": 8, "RUN": 8, "RUN_COST": 4, "PART": 4, "LONG": 8, "HELPERS": (2, 2),
+    "ENTRIES": 4, "COLUMNS": 8, "STRETCH": 8, "STRETCH_COST": 4, "PART": 4, "LONG": 8,
+    "HELPERS": (2, 2),
     "CHUNK": 16, "RECORDS": 4, "MAX_TILES": 64, "MAX_WRITERS": 8,
 }  # fmt: skip
 """Sizes at which a few tokens, rows and columns cross every border there is."""

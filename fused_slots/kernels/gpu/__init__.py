@@ -1,0 +1,1 @@
+"""Kernels for GPUs and the interpreter; values that belong together travel as NamedTuples."""
