@@ -32,6 +32,7 @@ help:
 	@echo 'make lint         ruff and mypy --strict'
 
 demo: $(ENV)
+	mkdir -p demo
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
 test: forget-coverage test-main test-interpreted test-wheel $(EXTRA_TESTS) coverage

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import fused_slots
-from fused_slots.cli.result import Result, Status
-from fused_slots.faults import BackendUnavailableError
+from fused_slots.cli.progress import announce
+from fused_slots.cli.result import Result, Status, check_writable
+from fused_slots.faults import BackendUnavailableError, ConfigurationError
 
+_DONE = re.compile(r".*::bench_(.+?) (?:PASSED|FAILED|ERROR) *\[ *(\d+%)\]")
+_USAGE_ERROR, _NOTHING_COLLECTED = 4, 5  # pytest's exit statuses
 _SETTINGS = ("python_files=bench_*.py", "python_functions=bench_*", "filterwarnings=")
 FOLDER = Path(fused_slots.__file__).parent.parent / "bench"
 
@@ -26,12 +31,13 @@ def run_bench(args: argparse.Namespace) -> Result:
             "bench",
             expected="a source checkout with its bench/ folder, and pytest-benchmark",
             actual="no bench/ folder" if not FOLDER.is_dir() else "no pytest-benchmark",
-            hint="Run `make bench` in a checkout, or pip install 'fused-slots[bench]' there",
+            hint="Run `make bench` in a checkout, or pip install pytest-benchmark there",
         )
+    if args.save:
+        check_writable(args.save)
     with tempfile.TemporaryDirectory() as scratch:
         save = args.save.resolve() if args.save else Path(scratch) / "bench.json"
-        save.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pytest", str(FOLDER), f"--benchmark-json={save}", "-q"]
+        command = [sys.executable, "-m", "pytest", str(FOLDER), f"--benchmark-json={save}", "-v"]
         for setting in _SETTINGS:
             command += ["-o", setting]
         command += ["--benchmark-max-time=0.5", "--benchmark-min-rounds=20"]
@@ -39,19 +45,50 @@ def run_bench(args: argparse.Namespace) -> Result:
         command += ["--benchmark-timer=time.process_time"]
         if args.select:
             command += ["-k", args.select]
-        run = subprocess.run(
-            command, cwd=FOLDER.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        returncode, lines = _follow(args, command)
         content = save.read_text() if save.exists() else ""
     rows = _medians(json.loads(content)) if content else []
-    document = {"good": run.returncode == 0, "saved": str(args.save or ""), "medians_us": rows}
-    if run.returncode or not rows:
-        tail = "\n".join(run.stdout.splitlines()[-30:])
-        return Result(Status.FINDING, {**document, "good": False, "output": run.stdout}, tail)
-    lines = [_line(row) for row in rows]
+    document = {"good": returncode == 0, "saved": str(args.save or ""), "medians_us": rows}
+    if returncode or not rows:
+        output = "\n".join(lines)
+        return Result(
+            Status.FINDING,
+            {**document, "good": False, "output": output},
+            "\n".join(lines[-30:]),
+        )
+    table = [_line(row) for row in rows]
     if args.save:
-        lines.append(f"All measurements: {args.save}")
-    return Result(Status.GOOD, document, "\n".join(lines))
+        table.append(f"All measurements: {args.save}")
+    return Result(Status.GOOD, document, "\n".join(table))
+
+
+def _follow(args: argparse.Namespace, command: list[str]) -> tuple[int, list[str]]:
+    """Run pytest and say which benchmark is done; its exit status and its lines.
+
+    Raises:
+        ConfigurationError: pytest finds no benchmark, or does not understand the selection.
+    """
+    lines = []
+    with subprocess.Popen(
+        command,
+        cwd=FOLDER.parent,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            lines.append(line.rstrip("\n"))
+            if done := _DONE.match(line):
+                announce(args, f"bench: {done[1]} ({done[2]})")
+    if run.returncode in (_USAGE_ERROR, _NOTHING_COLLECTED) and args.select:
+        raise ConfigurationError(
+            "--select",
+            expected="a pytest -k expression that matches a benchmark",
+            actual=repr(args.select),
+        )
+    return run.returncode, lines
 
 
 def _medians(document: dict[str, Any]) -> list[dict[str, Any]]:

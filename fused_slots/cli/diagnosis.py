@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import metadata
 
 import torch
@@ -49,12 +52,26 @@ def diagnose() -> Diagnosis:
         except BlockTableError as error:
             environment[variable.name] = "(bad value)"
             problems.append(f"{error}. Change or unset it")
+    problems += unknown_variables(os.environ)
     backends = {device: _try_device(device) for device in DEVICES}
     if backends["cpu"] != "works":
         problems.append(f"The CPU backend does not work: {backends['cpu']}")
     problems += package_problems(versions, torch.cuda.is_available())
     plugin = plugin_state(versions["vllm"])
     return Diagnosis(versions, backends, _staging_half(), environment, problems, plugin)
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """What begins as our variables do and is none of them, with the one that may be meant."""
+    prefix = "FUSED_SLOTS_"
+    known = [variable.name.removeprefix(prefix) for variable in env.VARIABLES]
+    ours = {name.removeprefix(prefix) for name in environment if name.startswith(prefix)}
+    problems = []
+    for name in sorted(ours.difference(known)):
+        meant = get_close_matches(name, known, n=1)
+        question = f"; did you mean {prefix}{meant[0]}?" if meant else ""
+        problems.append(f"{prefix}{name} is set, but no variable of that name is read{question}")
+    return problems
 
 
 def plugin_state(vllm_version: str) -> str:
@@ -83,11 +100,9 @@ def package_problems(versions: dict[str, str], has_cuda_device: bool) -> list[st
             "uninstall the one that this machine's device does not need, then reinstall the other"
         )
     if has_cuda_device and not found & {"triton", "triton-ascend"}:
-        problems.append("There is a CUDA device but no triton: pip install 'fused-slots[cuda]'")
+        problems.append("There is a CUDA device but no triton: pip install triton")
     if "torch-npu" in found and "triton-ascend" not in found:
-        problems.append(
-            "There is torch-npu but no triton-ascend: pip install 'fused-slots[ascend]'"
-        )
+        problems.append("There is torch-npu but no triton-ascend: pip install triton-ascend")
     if versions.get("triton", "").startswith("3.6.") and _version(versions["numpy"]) >= (2, 4):
         problems.append(
             f"numpy {versions['numpy']} breaks the interpreter of triton 3.6 "

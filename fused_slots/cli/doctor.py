@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 
 from fused_slots.cli.diagnosis import Diagnosis, diagnose
+from fused_slots.cli.progress import announce
 from fused_slots.cli.result import Result, Status
 
 
 def run_doctor(args: argparse.Namespace) -> Result:
     """Diagnose; a problem is a finding."""
+    announce(args, "doctor: trying every device")
     diagnosis = diagnose()
     document: dict[str, object] = {
         "good": not diagnosis.problems,

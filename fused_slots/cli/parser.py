@@ -10,13 +10,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
-from fused_slots import env
+from fused_slots import __version__, env
 from fused_slots.cli.result import Result
 from fused_slots.recording.scenarios import SCENARIOS
 from fused_slots.recording.shipped import DEFAULT_RECORDING, list_recordings
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
+_RECORDING = f"a schedule file, or one of {', '.join(list_recordings())}"
 _EPILOG = "Exit status: 0 good, 1 a finding, 2 wrong use."
 
 
@@ -27,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Block tables and slot mappings of all KV cache groups, looked at from outside",
         epilog=_EPILOG,
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_replay(commands)
@@ -58,17 +60,20 @@ def _add_demo(commands: _Commands) -> None:
     parser = _add(
         commands,
         "demo",
-        "schedules:run_demo",
+        "schedules:run_demo_command",
         "replay a shipped recording, check every slot, draw the tables",
     )
     parser.add_argument(
         "--recording",
         default=DEFAULT_RECORDING,
-        choices=[*list_recordings(), "all"],
-        help=f"recording to replay (default: {DEFAULT_RECORDING})",
+        help=f"{_RECORDING}; all: every one of these (default: {DEFAULT_RECORDING})",
     )
+    _add_max_mib(parser)
     parser.add_argument(
-        "--output", type=Path, default=Path(), help="folder for pictures (default: this one)"
+        "--output",
+        type=Path,
+        default=Path(),
+        help="folder for pictures, which must exist (default: this one)",
     )
     parser.add_argument("--format", choices=["png", "svg"], default="png", help="of the pictures")
     parser.add_argument("--no-picture", action="store_true", help="draw nothing")
@@ -76,9 +81,12 @@ def _add_demo(commands: _Commands) -> None:
 
 
 def _add_replay(commands: _Commands) -> None:
-    parser = _add(commands, "replay", "schedules:run_replay", "replay a schedule file and check it")
-    parser.add_argument("file", type=Path, help="schedule file, or the name of a recording")
-    parser.add_argument("--picture", type=Path, help="draw the tables to this .png or .svg file")
+    parser = _add(commands, "replay", "schedules:run_replay", "replay a recording and check it")
+    parser.add_argument("recording", help=_RECORDING)
+    _add_max_mib(parser)
+    parser.add_argument(
+        "--picture", type=_picture, help="draw the tables to this .png or .svg file"
+    )
     _add_replay_options(parser, pad_requests_to=1)
 
 
@@ -107,9 +115,10 @@ def _add_check_and_record(commands: _Commands) -> None:
         commands,
         "check",
         "schedules:run_check",
-        "check a schedule file: format, capacity, truth, aliasing",
+        "check a recording: format, capacity, truth, aliasing",
     )
-    parser.add_argument("file", type=Path, help="schedule file")
+    parser.add_argument("recording", help=_RECORDING)
+    _add_max_mib(parser)
     parser = _add(
         commands,
         "record",
@@ -191,8 +200,25 @@ def _add_bench(commands: _Commands) -> None:
     parser.add_argument("--save", type=Path, help="JSON file to keep every measurement in")
 
 
+def _add_max_mib(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-mib",
+        type=int,
+        default=256,
+        metavar="N",
+        help="limit of what a recording may hold, in MiB (default: 256)",
+    )
+
+
+def _picture(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".png", ".svg"):
+        raise argparse.ArgumentTypeError(f"expected a .png or .svg file; got {text!r}")
+    return path
+
+
 def _block_ids(text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",") if part.strip()]
+        return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected numbers like 3,4,5; got {text!r}") from None

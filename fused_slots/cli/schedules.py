@@ -4,72 +4,111 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fused_slots import env
-from fused_slots.cli.result import Result, Status
+from fused_slots.cli.progress import announce, with_progress
+from fused_slots.cli.result import Result, Status, check_writable
+from fused_slots.faults import BackendUnavailableError
 from fused_slots.groups import ContextParallel
-from fused_slots.inspect import demo
-from fused_slots.recording.arrays import ScheduleError
+from fused_slots.inspect.demo import DemoReport, run_demo
+from fused_slots.inspect.pictures import Film, require_matplotlib
+from fused_slots.recording.arrays import ScheduleError, ScheduleSizeError, UnknownRecordingError
 from fused_slots.recording.check import ScheduleCheck
 from fused_slots.recording.recorder import record
 from fused_slots.recording.replay import Replay
-from fused_slots.recording.schedule import Schedule, load_recording, load_schedule
+from fused_slots.recording.schedule import Schedule, load_schedule
 from fused_slots.recording.shipped import list_recordings
 
 MAX_FINDINGS = 20
-"""Findings printed in full."""
+"""Findings printed in full; a document has up to fifty times as many."""
 
 
-def run_demo(args: argparse.Namespace) -> Result:
+@dataclass(frozen=True)
+class _Drawn:
+    """A report, and why its picture could not be written."""
+
+    report: DemoReport
+    error: str = ""
+
+
+def run_demo_command(args: argparse.Namespace) -> Result:
     """Replay one recording or all of them."""
     names = list_recordings() if args.recording == "all" else (args.recording,)
-    reports = []
-    for name in names:
-        picture = None if args.no_picture else args.output / f"block_tables_{name}.{args.format}"
-        reports.append(_replay(args, load_recording(name), picture))
-    good = all(report.good for report in reports)
-    documents = [report.document() for report in reports]
-    return Result(
-        Status.GOOD if good else Status.FINDING,
-        {"good": good, "replays": documents},
-        "\n\n".join(report.text() for report in reports),
+    draw = not args.no_picture
+    if draw:
+        try:
+            require_matplotlib()
+        except BackendUnavailableError as error:
+            draw = False
+            announce(args, f"fused-slots demo: goes on without a picture. {error}")
+    pictures = [
+        args.output / f"block_tables_{Path(name).name.split('.')[0]}.{args.format}"
+        for name in names
+    ]
+    for picture in pictures if draw else ():
+        check_writable(picture)
+    drawn = [
+        _replay(args, _load(args, name), picture if draw else None)
+        for name, picture in zip(names, pictures, strict=True)
+    ]
+    good = all(one.report.good for one in drawn)
+    return _result(
+        {"good": good, "replays": [one.report.document() for one in drawn]},
+        "\n\n".join(one.report.text() for one in drawn),
+        next((one.error for one in drawn if one.error), ""),
     )
 
 
 def run_replay(args: argparse.Namespace) -> Result:
-    """Replay one file."""
-    name = str(args.file)
-    is_recording = name in list_recordings() and not args.file.exists()
-    schedule = load_recording(name) if is_recording else load_schedule(args.file)
-    report = _replay(args, schedule, args.picture)
-    status = Status.GOOD if report.good else Status.FINDING
-    return Result(status, {"good": report.good, **report.document()}, report.text())
+    """Replay one recording."""
+    if args.picture is not None:
+        require_matplotlib()
+        check_writable(args.picture)
+    drawn = _replay(args, _load(args, args.recording), args.picture)
+    report = drawn.report
+    return _result({"good": report.good, **report.document()}, report.text(), drawn.error)
 
 
 def run_check(args: argparse.Namespace) -> Result:
-    """Check one file."""
-    steps = 0
+    """Check one recording."""
+    steps, count, findings = 0, 0, []
     try:
-        schedule = load_schedule(args.file)
+        schedule = _load(args, args.recording)
         steps = len(schedule)
-        findings = list(ScheduleCheck(schedule))
+        for finding in ScheduleCheck(schedule, with_progress(args, schedule, steps, "check")):
+            count += 1
+            if count <= 50 * MAX_FINDINGS:
+                findings.append(finding)
+    except (ScheduleSizeError, UnknownRecordingError):
+        raise
     except ScheduleError as error:
-        findings = [str(error)]
-    document = {"file": str(args.file), "good": not findings, "steps": steps, "findings": findings}
-    if not findings:
-        text = f"{args.file}: {steps} steps, no finding"
-        return Result(Status.GOOD, document, text)
-    lines = [f"{args.file}: {len(findings)} findings", *findings[:MAX_FINDINGS]]
-    if len(findings) > MAX_FINDINGS:
-        lines.append(f"... and {len(findings) - MAX_FINDINGS} more")
+        count, findings = 1, [str(error)]
+    document = {
+        "file": args.recording,
+        "good": not count,
+        "steps": steps,
+        "num_findings": count,
+        "findings": findings,
+    }
+    if not count:
+        return Result(Status.GOOD, document, f"{args.recording}: {steps} steps, no finding")
+    lines = [f"{args.recording}: {count} finding{'s'[: count > 1]}", *findings[:MAX_FINDINGS]]
+    if count > MAX_FINDINGS:
+        lines.append(f"... and {count - MAX_FINDINGS} more")
     return Result(Status.FINDING, document, "\n".join(lines))
 
 
 def run_record(args: argparse.Namespace) -> Result:
     """Record one scenario."""
-    schedule = record(args.scenario, args.file)
+    check_writable(args.file)
+    schedule = record(
+        args.scenario,
+        args.file,
+        lambda steps, total: with_progress(args, steps, total, args.scenario),
+    )
     document: dict[str, Any] = {
         "file": str(args.file),
         "steps": len(schedule),
@@ -78,9 +117,14 @@ def run_record(args: argparse.Namespace) -> Result:
     return Result(Status.GOOD, document, f"{args.file}: {len(schedule)} steps of {args.scenario}")
 
 
-def _replay(args: argparse.Namespace, schedule: Schedule, picture: Path | None) -> demo.DemoReport:
+def _load(args: argparse.Namespace, recording: str) -> Schedule:
+    return load_schedule(recording, args.max_mib << 20)
+
+
+def _replay(args: argparse.Namespace, schedule: Schedule, picture: Path | None) -> _Drawn:
     if args.backend:
         os.environ[env.BACKEND.name] = args.backend
+    film = None if picture is None else Film(schedule)
     replay = Replay(
         schedule,
         device=args.device,
@@ -88,4 +132,17 @@ def _replay(args: argparse.Namespace, schedule: Schedule, picture: Path | None) 
         replay_window=args.replay_window,
         pad_requests_to=args.pad_requests_to,
     )
-    return demo.run_demo(replay, picture, demo.default_progress(args.json))
+    steps = with_progress(args, replay, len(schedule), schedule.name)
+    report = run_demo(replay, film, steps)
+    if film is None or picture is None:
+        return _Drawn(report)
+    try:
+        report.picture = str(film.draw(picture))
+    except OSError as error:  # what was found is printed all the same
+        return _Drawn(report, f"{error.filename or picture}: {error.strerror or error}")
+    return _Drawn(report)
+
+
+def _result(document: dict[str, Any], text: str, error: str) -> Result:
+    status = Status.GOOD if document["good"] else Status.FINDING
+    return Result(Status.WRONG_USE if error else status, document, text, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fused_slots.block_tables import AscendBlockTables
+from fused_slots.cli.progress import announce
 from fused_slots.cli.result import Result, Status
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
 
@@ -35,6 +36,7 @@ def run_warmup(args: argparse.Namespace) -> Result:
         max_num_batched_tokens=args.max_num_batched_tokens,
         device=args.device,
     )
+    announce(args, f"warmup: compiling for {tables.device}")
     report = tables.warmup()
     document = {
         "device": str(tables.device),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 
@@ -143,59 +140,26 @@ class DemoReport:
         return [*lines, f"  {self.replay.num_mismatches:,} MISMATCHES, the first of them:", *shown]
 
 
-def run_demo(replay: Replay, picture: Path | None, progress: TextIO | None) -> DemoReport:
+def run_demo(replay: Replay, film: Film | None, steps: Iterable[ReplayedStep]) -> DemoReport:
     """Replay, check and report one schedule.
 
     Args:
         replay: a fresh replay.
-        picture: file to draw to, None = none.
-        progress: where to show progress, None = nowhere.
-
-    Raises:
-        BackendUnavailableError: a picture is wanted and matplotlib is missing.
-        OSError: the picture cannot be written.
+        film: takes in every step, to be drawn afterwards; None = no picture.
+        steps: the replay, or an iterable that passes its steps through.
     """
-    schedule = replay.schedule
-    report, film = DemoReport(schedule, replay), Film(schedule)
-    steps: Iterable[ReplayedStep] = replay
-    if progress is not None:
-        steps = with_progress(replay, len(schedule), schedule.name, progress)
+    report = DemoReport(replay.schedule, replay)
     for replayed in steps:
         report.add(replayed)
-        film.add(replayed)
-    if picture is not None:
-        report.picture = str(film.draw(picture))
+        if film is not None:
+            film.add(replayed)
     return report
-
-
-def with_progress(
-    steps: Iterable[ReplayedStep], total: int, name: str, stream: TextIO
-) -> Iterator[ReplayedStep]:
-    """Pass `steps` through with a progress bar: rich's on a terminal, a line a tenth elsewhere."""
-    if stream.isatty() and find_spec("rich") is not None:
-        from rich.console import Console
-        from rich.progress import track
-
-        yield from track(
-            steps, description=name, total=total, console=Console(file=stream), transient=True
-        )
-        return
-    every = max(total // 10, 1)
-    for index, step in enumerate(steps, start=1):
-        yield step
-        if index % every == 0 or index == total:
-            print(f"{name}: step {index} of {total}", file=stream, flush=True)
 
 
 def sparkline(values: Sequence[int]) -> str:
     """A row of bars, one a value, scaled to the largest."""
     top = max(values, default=0) or 1
     return "".join(_BARS[value * (len(_BARS) - 1) // top] for value in values)
-
-
-def default_progress(json_wanted: bool) -> TextIO | None:
-    """Progress goes to standard error, and only where a person reads along."""
-    return None if json_wanted else sys.stderr
 
 
 def _rows(counts: dict[str, int]) -> list[str]:

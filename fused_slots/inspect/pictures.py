@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fused_slots.faults import BackendUnavailableError
+from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
 from fused_slots.groups import NULL_BLOCK_ID
 from fused_slots.recording.schedule import Schedule
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fused_slots.recording.replay import ReplayedStep
 
 NUM_SNAPSHOTS = 6
+
+_MAX_GROUPS = 64
+_MAX_CELLS = 1 << 25
+"""Rows x steps: what a picture can hold of a schedule, and a reader of it can see."""
 
 _EVENT = re.compile(r"(prefix hit|preempted|resumed|aborted)(?: \d+ of)? (\d+)")
 _MARKERS = {
@@ -53,9 +57,19 @@ class Film:
 
     Args:
         schedule: the schedule that is replayed.
+
+    Raises:
+        InvalidArgumentError: the schedule is too large for one picture.
     """
 
     def __init__(self, schedule: Schedule) -> None:
+        cells = schedule.max_num_reqs * len(schedule)
+        if cells > _MAX_CELLS or len(schedule.groups) > _MAX_GROUPS:
+            raise InvalidArgumentError(
+                "picture",
+                expected=f"at most {_MAX_GROUPS} groups and {_MAX_CELLS} rows x steps",
+                actual=f"{len(schedule.groups)} and {schedule.max_num_reqs} x {len(schedule)}",
+            )
         self.schedule = schedule
         last = len(schedule) - 1
         self._moments = {round(last * (k + 1) / NUM_SNAPSHOTS) for k in range(NUM_SNAPSHOTS)}
@@ -91,13 +105,7 @@ class Film:
             BackendUnavailableError: matplotlib is not installed.
             OSError: the file cannot be written.
         """
-        if find_spec("matplotlib") is None:
-            raise BackendUnavailableError(
-                "picture",
-                expected="the package matplotlib",
-                actual="not installed",
-                hint="pip install 'fused-slots[cli]', or pass --no-picture",
-            )
+        require_matplotlib()
         from matplotlib.figure import Figure
 
         schedule, num_groups = self.schedule, len(self.schedule.groups)
@@ -119,10 +127,8 @@ class Film:
                     axes.set_title(f"step {snapshot.step}", fontsize=9)
         figure.supxlabel(_CAPTION, fontsize=9)
         self._draw_blocks(figure.add_subplot(grid[-1, :]))
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
-        return path
+        return Path(path)
 
     def _snapshot(self, replayed: ReplayedStep) -> _Snapshot:
         rows = replayed.step.idx_mapping.tolist()
@@ -219,6 +225,21 @@ class Film:
             "Blocks held by live requests (thin red lines: preemptions)", fontsize=10, loc="left"
         )
         axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7)
+
+
+def require_matplotlib() -> None:
+    """Check that pictures can be drawn here.
+
+    Raises:
+        BackendUnavailableError: matplotlib is not installed.
+    """
+    if find_spec("matplotlib") is None:
+        raise BackendUnavailableError(
+            "picture",
+            expected="the package matplotlib",
+            actual="not installed",
+            hint="pip install matplotlib",
+        )
 
 
 def table_image(

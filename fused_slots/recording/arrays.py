@@ -36,6 +36,10 @@ class ScheduleError(BlockTableError):
     """A schedule that cannot be read: a damaged or foreign file, or inconsistent steps."""
 
 
+class UnknownRecordingError(ScheduleError):
+    """There is neither a file nor a shipped recording of that name."""
+
+
 class ScheduleSizeError(ScheduleError):
     """A schedule file that asks for more memory than its reader allows."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -20,19 +20,24 @@ class ScheduleCheck:
       block, and no block is written for two requests, or in two groups, of one step (all groups
       share the pool). A state group writes the column of its last token.
 
+    Args:
+        schedule: what is checked.
+        steps: its steps, where somebody watches them go by.
+
     Attributes:
         num_columns: columns of rows that were compared with the KV manager's.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, steps: Iterable[ScheduleStep] | None = None) -> None:
         self._schedule = schedule
+        self._steps = schedule if steps is None else steps
         rows = schedule.max_num_reqs
         self._rows = [np.zeros((rows, g.max_num_blocks), np.int32) for g in schedule.groups]
         self._lengths = np.zeros((len(schedule.groups), rows), np.int64)
         self.num_columns = 0
 
     def __iter__(self) -> Iterator[str]:
-        for index, step in enumerate(self._schedule):
+        for index, step in enumerate(self._steps):
             where = f"step {index}"
             for append in step.appends:
                 yield from self._append(where, append)

@@ -8,12 +8,13 @@ scheduled request is kept beside it as the truth.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
 from fused_slots.recording.check import ScheduleCheck
 from fused_slots.recording.scenarios import SCENARIOS, RecordingError, Scenario
-from fused_slots.recording.schedule import Schedule
+from fused_slots.recording.schedule import Schedule, ScheduleStep
 
 VLLM_VERSION = "0.33.0"
 """The release whose scheduler is driven, and that the shipped recordings come from."""
@@ -61,11 +62,20 @@ def find_scenario(name: str) -> Scenario:
     raise RecordingError("scenario", expected=f"one of {known}", actual=repr(name))
 
 
-def record(scenario: str | Scenario, path: str | Path) -> Schedule:
+def record(
+    scenario: str | Scenario,
+    path: str | Path,
+    watch: Callable[[Iterable[ScheduleStep], int], Iterable[ScheduleStep]] = lambda steps, _: steps,
+) -> Schedule:
     """Drive vLLM's scheduler through `scenario`, check the recording and write it to `path`.
 
     Sets the environment variables that vLLM needs on a machine without a GPU, where they are not
     set; vLLM reads them when it is first imported, so call this in a process of its own.
+
+    Args:
+        scenario: one of `SCENARIOS`, or its name.
+        path: the file to write.
+        watch: passes the steps through, given their number: for whoever shows progress.
 
     Raises:
         RecordingError: no such scenario, no vLLM 0.33.0, something that the scenario exists for
@@ -79,7 +89,7 @@ def record(scenario: str | Scenario, path: str | Path) -> Schedule:
     from fused_slots.recording.scheduler_loop import SchedulerLoop
 
     loop = SchedulerLoop(scenario)
-    steps = list(loop.run())
+    steps = list(watch(loop.run(), scenario.num_steps))
     missing = [count for count in scenario.must_happen if not loop.counts[count]]
     if missing:
         raise RecordingError(

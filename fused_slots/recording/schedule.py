@@ -25,6 +25,7 @@ from fused_slots.recording.arrays import (
     Int64Array,
     ScheduleError,
     ScheduleSizeError,
+    UnknownRecordingError,
     ends,
     validate,
 )
@@ -243,25 +244,28 @@ def load_schedule(path: str | Path, max_bytes: int = MAX_BYTES) -> Schedule:
         max_bytes: limit of what the file holds, and of one table of each group that it asks for.
 
     Raises:
-        ScheduleError: it is not such a file, is of another version, is damaged or too large.
+        ScheduleError: there is none of that name, or it is no such file, is of another version,
+            is damaged or too large.
         OSError: it cannot be opened.
     """
-    if str(path) in list_recordings() and not Path(path).exists():
-        return load_recording(str(path))
+    if Path(path).name == str(path) and not Path(path).suffix and not Path(path).exists():
+        return load_recording(str(path), max_bytes)
     with Path(path).open("rb") as file:
         return _parse(file, str(path), max_bytes)
 
 
-def load_recording(name: str) -> Schedule:
+def load_recording(name: str, max_bytes: int = MAX_BYTES) -> Schedule:
     """Read a schedule that ships with the package.
 
     Raises:
-        ScheduleError: no such recording; the message lists those there are.
+        UnknownRecordingError: there is none; the message lists those there are.
     """
     if name not in list_recordings():
         known = ", ".join(list_recordings())
-        raise ScheduleError("name", expected=f"one of {known}", actual=repr(name))
-    return _parse(io.BytesIO(read_recording(name)), name, MAX_BYTES)
+        raise UnknownRecordingError(
+            "recording", expected=f"a file, or one of {known}", actual=repr(name)
+        )
+    return _parse(io.BytesIO(read_recording(name)), name, max_bytes)
 
 
 def _empty_truth(groups: Iterable[KVCacheGroup], max_num_reqs: int) -> list[Int32Array]:

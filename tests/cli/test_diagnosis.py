@@ -47,6 +47,17 @@ def test_bad_setting_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("expected auto or strict or off; got 'perhaps'" in p for p in diagnosis.problems)
 
 
+def test_a_misspelt_variable_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_" + "BAKEND", "cpu")
+    monkeypatch.setenv("FUSED_SLOTS_" + "42", "1")
+    unknown, misspelt = diagnose().problems[:2]
+    assert misspelt == (
+        f"FUSED_SLOTS_{'BAKEND'} is set, but no variable of that name is read; did you mean "
+        f"{env.BACKEND.name}?"
+    )
+    assert unknown.endswith("_42 is set, but no variable of that name is read")
+
+
 class _WrongSlot(CpuBackend):
     def step(self, *args: object) -> None:
         super().step(*args)  # type: ignore[arg-type]

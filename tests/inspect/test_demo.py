@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 
-import pytest
-
-from fused_slots.inspect import demo
-from fused_slots.inspect.demo import DemoReport, run_demo, sparkline, with_progress
+from fused_slots.inspect.demo import DemoReport, run_demo, sparkline
+from fused_slots.inspect.pictures import Film
 from fused_slots.recording.replay import MAX_MISMATCHES, Replay
 from fused_slots.recording.shipped import DEFAULT_RECORDING, list_recordings
 from tests.recording.small_schedules import schedule, with_truth
 
 
+def demo_of(replay: Replay) -> DemoReport:
+    return run_demo(replay, None, replay)
+
+
 def report(**settings: int) -> DemoReport:
-    return run_demo(Replay(schedule(), **settings), None, None)
+    return demo_of(Replay(schedule(), **settings))
 
 
 def test_default_recording_ships_with_the_package() -> None:
@@ -59,7 +60,7 @@ def test_text_shows_the_numbers_of_the_document() -> None:
 
 def test_mismatches_are_shown_with_their_derivation() -> None:
     spoiled = schedule(lambda steps: [with_truth(steps[0], 0, 0, [20]), *steps[1:]])
-    bad = run_demo(Replay(spoiled), None, None)
+    bad = demo_of(Replay(spoiled))
     assert not bad.good
     assert "MISMATCHES, the first of them:" in bad.text()
     assert "the KV manager says 160" in bad.text()
@@ -69,42 +70,19 @@ def test_mismatches_are_shown_with_their_derivation() -> None:
 
 
 def test_empty_schedule_has_a_report() -> None:
-    empty = run_demo(Replay(schedule(lambda steps: [])), None, None)
+    empty = demo_of(Replay(schedule(lambda steps: [])))
     assert empty.good
     assert empty.document()["microseconds_per_step"] == {"median": 0.0, "p20": 0.0, "p80": 0.0}
     assert "steps" in empty.text()
 
 
-def test_picture_is_written_and_named(tmp_path: Path) -> None:
-    path = tmp_path / "new folder" / "small.png"
-    drawn = run_demo(Replay(schedule()), path, None)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert drawn.document()["picture"] == str(path)
-    assert f"picture {path}" in drawn.text()
-
-
-def test_progress_is_plain_lines_where_nobody_watches() -> None:
-    stream = io.StringIO()
-    run_demo(Replay(schedule()), None, stream)
-    assert stream.getvalue().splitlines() == [f"small: step {n} of 3" for n in (1, 2, 3)]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_bar_on_a_terminal() -> None:
-    stream = Terminal()
-    assert len(list(with_progress(Replay(schedule()), 3, "small", stream))) == 3
-    assert "100%" in stream.getvalue()
-
-
-def test_progress_degrades_to_lines_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
-    stream = Terminal()
-    assert len(list(with_progress(Replay(schedule()), 3, "small", stream))) == 3
-    assert "small: step 3 of 3" in stream.getvalue()
+def test_picture_shows_the_steps_of_the_report(tmp_path: Path) -> None:
+    film, replay = Film(schedule()), Replay(schedule())
+    drawn = run_demo(replay, film, replay)
+    drawn.picture = str(film.draw(tmp_path / "small.png"))
+    assert (tmp_path / "small.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn.document()["picture"] == str(tmp_path / "small.png")
+    assert f"picture {tmp_path / 'small.png'}" in drawn.text()
 
 
 def test_sparkline_is_scaled_to_the_largest() -> None:
