@@ -20,8 +20,8 @@ def run_explain(args: argparse.Namespace) -> Result:
         max_num_blocks=max(len(args.blocks), 1),
         slot_mapping_mode=_MODES[args.mode],
         circular=args.circular,
-        dcp_sharded=not args.replicated,
-        prefix_cacheable=not args.not_prefix_cacheable,
+        dcp_sharded=False if args.replicated else None,
+        prefix_cacheable=False if args.not_prefix_cacheable else None,
     )
     tables = AscendBlockTables.from_groups(
         [group],
@@ -29,6 +29,7 @@ def run_explain(args: argparse.Namespace) -> Result:
         max_num_batched_tokens=1,
         context_parallel=ContextParallel(args.cp_size, args.cp_rank, args.cp_interleave),
         replay_window=args.replay_window,
+        null_block_id=args.null_block_id,
     )
     tables.append_block_ids(0, (args.blocks,), overwrite=True)
     tables.apply_staged_writes()

@@ -158,6 +158,9 @@ def _add_explain(commands: _Commands) -> None:
     parser.add_argument(
         "--not-prefix-cacheable", action="store_true", help="replayed tokens are written"
     )
+    parser.add_argument(
+        "--null-block-id", type=int, help="a block that is never written (default: none)"
+    )
     parser.add_argument("--replay-window", type=int, default=0, help="replayed tokens")
     parser.add_argument("--replay-start", type=int, default=0, help="first replayed position")
     _add_context_parallel(parser)

@@ -24,6 +24,7 @@ _PADDED = {
     Outcome.ROW_OUT_OF_RANGE: "fault: no such row",
     Outcome.EMPTY_RING: "fault: ring without a block",
     Outcome.COLUMN_OUT_OF_ROW: "fault: column not filled",
+    Outcome.NULL_BLOCK: "fault: the null block",
 }
 _BARS = "▁▂▃▄▅▆▇█"
 _EVENTS = ("prefix hit", "preempted", "resumed", "finished", "aborted")

@@ -23,7 +23,10 @@ Array = npt.NDArray[np.int64]
 UNKNOWN = -2
 """A cell or slot about which an oracle has nothing to say."""
 
-FAULTS = (Outcome.ROW_OUT_OF_RANGE, Outcome.EMPTY_RING, Outcome.COLUMN_OUT_OF_ROW)
+FAULTS = (
+    *(Outcome.ROW_OUT_OF_RANGE, Outcome.EMPTY_RING),
+    *(Outcome.COLUMN_OUT_OF_ROW, Outcome.NULL_BLOCK),
+)
 
 
 @dataclass(frozen=True)
@@ -120,11 +123,13 @@ class ReferenceOracle:
         widths: Sequence[int],
         context_parallel: ContextParallel,
         replay_window: int,
+        null_block_id: int | None = None,
     ) -> None:
         self._groups = groups
         self._widths = widths
         self._context_parallel = context_parallel
         self._replay_window = replay_window
+        self._null_block_id = null_block_id
         self._rows: list[dict[int, array[int]]] = [{} for _ in groups]
         self.outcomes: list[Counter[Outcome]] = [Counter() for _ in groups]
 
@@ -173,6 +178,7 @@ class ReferenceOracle:
                     self._context_parallel,
                     replay_start,
                     self._replay_window,
+                    null_block_id=self._null_block_id,
                 )
                 counts[token.outcome] += 1
                 slots.append(token.slot)

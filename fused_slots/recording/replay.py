@@ -120,7 +120,8 @@ class Replay:
         )
         self.tables.warmup()
         rules = (schedule.groups, self.tables.layout.widths, context_parallel, replay_window)
-        self._kv_manager, self._reference = KVManagerOracle(*rules), ReferenceOracle(*rules)
+        self._kv_manager = KVManagerOracle(*rules)
+        self._reference = ReferenceOracle(*rules, self.tables.layout.null_block_id)
         self._replay_window = replay_window
         self._pad_requests_to = pad_requests_to
         self._held: dict[int, tuple[int, tuple[Int32Array, ...]]] = {}

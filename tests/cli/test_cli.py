@@ -56,7 +56,10 @@ def test_wrong_use_is_status_2(argv: list[str], capsys: pytest.CaptureFixture[st
     ("argv", "message"),
     [
         (["replay", "{good}", "--device", "toaster"], "device: expected"),
-        (["replay", "{good}", "--cp-size", "2"], "context_parallel.size with circular"),
+        (
+            ["replay", "{good}", "--cp-size", "2", "--cp-interleave", "3"],
+            "context_parallel.interleave of group 0 (full): expected a divisor",
+        ),
         (["replay", "{good}", "--cp-rank", "3"], "context_parallel.rank: expected"),
         (["replay", "{good}", "--pad-requests-to", "-4"], "pad_requests_to: expected"),
         (["replay", "{tmp}/absent"], "{tmp}/absent: No such file or directory"),

@@ -17,6 +17,8 @@ from tests.cli.calls import run_json
         ("8192 --block-size 4 --circular --blocks 7", 28, "ring", 0),
         ("0 --block-size 4 --circular", -1, "empty_ring", 1),
         ("5 --block-size 64 --mode none --blocks 9", -1, "state_group", 0),
+        ("3 --block-size 16 --blocks 0", 3, "paged", 0),
+        ("3 --block-size 16 --blocks 0 --null-block-id 0", -1, "null_block", 1),
         ("5 --block-size 16 --blocks 5 --dummy", -1, "dummy", 0),
         ("17 --block-size 16 --blocks 4,6 --cp-size 2 --replicated", 97, "paged", 0),
         ("17 --block-size 16 --blocks 4,6 --cp-size 2", -1, "other_rank", 0),

@@ -159,6 +159,17 @@ def test_long_lists_of_mismatches_are_counted_but_not_kept() -> None:
     assert len(step.mismatches) == MAX_MISMATCHES < replay.num_mismatches == 2 + 8 + 2 + 8
 
 
+def test_a_null_block_that_is_never_written_is_counted_by_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Block 3 of the sliding group is written by 4 of the 8 first tokens."""
+    monkeypatch.setenv("FUSED_SLOTS_NULL_BLOCK", "3")
+    replay = Replay(schedule())
+    disagree = {(m.oracle, m.actual) for m in mismatches(replay)}
+    assert disagree == {("the KV manager", -1)}
+    assert replay.outcomes[1] == {Outcome.PAGED: 8, Outcome.NULL_BLOCK: 4}
+
+
 def test_bad_batch_multiple_is_refused() -> None:
     with pytest.raises(BlockTableError, match="pad_requests_to: expected an int"):
         Replay(schedule(), pad_requests_to=0)
