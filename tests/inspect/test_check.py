@@ -60,9 +60,7 @@ def test_every_slot_of_the_null_block_may_be_written_twice(tables: AscendBlockTa
     tables.append_block_ids(0, [[5], [0], [1], [7]], overwrite=True)
     tables.apply_staged_writes()
     assert slots(tables, [(0, [40]), (0, [40])])[1][:2] == [40, 40]
-    with pytest.raises(IntegrityError) as raised:
-        tables.check_integrity()
-    assert "group 1" not in raised.value.actual
+    tables.check_integrity()
 
 
 def test_null_block_and_rings_may_be_written_twice(tables: AscendBlockTables) -> None:
