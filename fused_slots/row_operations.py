@@ -36,6 +36,47 @@ class RowOperations(BaseTables):
             self._carry_out()
         self._rows.stage(req_index, new_block_ids, overwrite, self.redirect_writes_to_null_block)
 
+    def clear_row(self, req_index: int) -> None:
+        """Stage a row's release: it holds nothing in any group until blocks are appended to it.
+
+        Cells of state tables, which kernels read by row, become 0 on the device.
+
+        Args:
+            req_index: the request's row.
+
+        Raises:
+            InvalidArgumentError: no such row.
+        """
+        if self._waiting:
+            self._carry_out()
+        self._rows.clear_row(req_index)
+
+    def write_block_ids(
+        self,
+        req_index: int,
+        first_blocks: Sequence[int],
+        new_block_ids: Sequence[Sequence[int]],
+    ) -> None:
+        """Stage a row's blocks from a place on; the row then ends behind them.
+
+        For requests that are rewound, and for a tail that was evicted or not loaded. All or
+        nothing, as `append_block_ids`.
+
+        Args:
+            req_index: the request's row.
+            first_blocks: per group, how many of the row's allocation blocks stay.
+            new_block_ids: per group, the allocation block ids that follow; an empty list cuts.
+
+        Raises:
+            InvalidArgumentError: no such row, not one entry per group, or more blocks are to stay
+                than the row holds.
+            BlockIdError, RowCapacityError: as `append_block_ids`.
+        """
+        if self._waiting:
+            self._carry_out()
+        redirect = self.redirect_writes_to_null_block
+        self._rows.write(req_index, first_blocks, new_block_ids, redirect)
+
     def apply_staged_writes(self) -> None:
         """Make the staged writes visible on the device: one launch, none if nothing is staged.
 

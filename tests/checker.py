@@ -62,10 +62,30 @@ class Checker:
 
     def applied(self) -> None:
         """Note that staged writes are on the device; poison what lies beyond the rows."""
-        touched = sorted(self.model.pending)
+        touched, cleared = sorted(self.model.pending), sorted(self.model.cleared)
         self.model.apply()
+        for row in cleared:
+            self._check_cleared(row)
         if "poison" in self.target.features:
             self.poison(touched)
+
+    def clear_row(self, row: int) -> None:
+        self.manager.clear_row(row)
+        self.model.clear(row)
+
+    def write(self, row: int, first_blocks: Sequence[Any], ids: Sequence[Any]) -> None:
+        self.manager.write_block_ids(row, first_blocks, ids)
+        self.model.write(row, first_blocks, ids)
+
+    def _check_cleared(self, row: int) -> None:
+        """State kernels read rows whatever their length: one given back has no id left."""
+        for g, group in enumerate(self.config.groups):
+            held, lengths = int(self.model.cells[g][row]), self.model.lengths[g]
+            if group.maps_slots or lengths[row]:
+                continue
+            cells = self.manager.block_tables[g].gpu[row, :held].cpu().numpy()
+            self.same(f"cells of cleared row {row} of group {g}", cells, np.zeros(held, np.int64))
+            self.model.cells[g][row] = 0
 
     def poison(self, rows: Sequence[int]) -> None:
         for g, table in enumerate(self.manager.block_tables):

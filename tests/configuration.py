@@ -38,6 +38,7 @@ NEW = frozenset(
     {
         "null_block",  # a block that is never written
         "replay_len",  # a length of replay for each batch entry
+        "row_writes",  # rows are cleared, cut and written from a block on
         "replicated_rings",  # beside sharded groups
         "repeats",  # checked: positions that a batch entry repeats are counted
     }

@@ -68,6 +68,26 @@ class Driver:
             arrays = [np.array(a, dtype=np.int64) for a in ids]
             check.append(row, tuple(arrays if draw > 0.8 else ids), overwrite)
 
+    def vacate(self, row: int) -> None:
+        """Give a row back, or leave what it holds until it is overwritten."""
+        if self.offers("row_writes") and self.chance(0.5):
+            self.events["row cleared"] += 1
+            if self.chance(0.1):
+                self.check.append(row, self._random_ids(row), True)
+            self.check.clear_row(row)
+
+    def write(self, row: int, first_blocks: list[int], ids: list[list[int]]) -> None:
+        """Stage a row's tail in one call or in two that come out the same."""
+        self.events["row written from a block on" if any(ids) else "row cut"] += 1
+        firsts = np.array(first_blocks) if self.chance(0.3) else tuple(first_blocks)
+        if self.chance(0.3):
+            model, groups = self.check.model, self.config.groups
+            held = [len(rows[row]) // group.columns_per_block
+                    for rows, group in zip(model.staged, groups, strict=True)]  # fmt: skip
+            more = [self.rng.randint(first, end) for first, end in zip(firsts, held, strict=True)]
+            self.check.write(row, more, [[] for _ in ids])
+        self.check.write(row, firsts, ids)
+
     def _random_ids(self, row: int) -> list[list[int]]:
         config, ids = self.config, []
         for g, (first, count) in enumerate(zip(config.first_ids, config.pool_sizes, strict=True)):

@@ -114,6 +114,14 @@ class SlotOwners:
             for slot in slots_of.pop(uid, ()):
                 owner.pop(slot, None)
 
+    def forget(self, uid: int, blocks: list[list[int]]) -> None:
+        """Forget a request's tokens in blocks that it gave back."""
+        for g, (owner, slots_of) in enumerate(zip(self.owner, self.slots_of, strict=True)):
+            size, gone = self.config.groups[g].block_size, set(blocks[g])
+            for slot in slots_of.get(uid, ()):
+                if slot // size in gone and owner.get(slot, (uid, 0))[0] == uid:
+                    owner.pop(slot, None)
+
 
 class Engine:
     """Admits, grows, preempts and finishes requests; deals blocks. Knows no manager."""
@@ -175,6 +183,36 @@ class Engine:
                 spare = int(needed < group.max_num_blocks and self.rng.random() < 0.1)
                 counts.append(max(needed + spare - held, 0))
         return counts
+
+    def rewind(self, request: Request, computed: int) -> tuple[list[int], list[list[int]]]:
+        """Take back tokens of a request and the blocks behind them; some come anew at once.
+
+        Returns:
+            Per group the blocks that stay, and the new ones that follow.
+        """
+        keep, counts = [], []
+        for g, group in enumerate(self.config.groups):
+            held = len(request.blocks[g])
+            paged = group.slot_mapping_mode is not SlotMappingMode.NONE and not group.circular
+            needed = -(-computed // self.config.tokens_per_block(g)) if paged else held
+            keep.append(min(needed, held))
+            counts.append(self.rng.randint(0, held - keep[g]))
+        dropped = [blocks[k:] for blocks, k in zip(request.blocks, keep, strict=True)]
+        self.pools.release(dropped)
+        self.owners.forget(request.uid, dropped)
+        new = self.pools.take(counts) or [[] for _ in counts]
+        request.blocks = [b[:k] + n for b, k, n in zip(request.blocks, keep, new, strict=True)]
+        request.computed = computed
+        return keep, new
+
+    def first_rewindable(self, request: Request) -> int:
+        """Tokens below lie in blocks that others share."""
+        floor = 0
+        for g, blocks in enumerate(request.blocks):
+            for place, block_id in enumerate(blocks):
+                if block_id == NULL_BLOCK or self.pools.references[g][block_id] > 1:
+                    floor = max(floor, (place + 1) * self.config.tokens_per_block(g))
+        return floor
 
     def stop(self, request: Request) -> None:
         """Take a request off its row and its blocks away."""

@@ -55,6 +55,10 @@ class TableModel:
         self.lengths = [np.zeros(rows, dtype=np.int64) for _ in config.groups]
         self.largest_ids = [0] * len(config.groups)
         self.pending: set[int] = set()
+        self.cleared: set[int] = set()
+        """Pending rows that were given back."""
+        self.cells = [np.zeros(rows, dtype=np.int64) for _ in config.groups]
+        """Cells of a device row that have held an id since it was given back."""
 
     def append(self, row: int, ids: Sequence[Sequence[int]], overwrite: bool) -> None:
         for g, (group, new) in enumerate(zip(self.config.groups, ids, strict=True)):
@@ -64,13 +68,26 @@ class TableModel:
             self.largest_ids[g] = max([self.largest_ids[g], *new])
         self.pending.add(row)
 
+    def clear(self, row: int) -> None:
+        for rows in self.staged:
+            rows[row] = []
+        self.pending.add(row)
+        self.cleared.add(row)
+
+    def write(self, row: int, first_blocks: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        for g, (group, first) in enumerate(zip(self.config.groups, first_blocks, strict=True)):
+            del self.staged[g][row][first * group.columns_per_block :]
+        self.append(row, ids, False)
+
     def apply(self) -> None:
         for row in self.pending:
             for g, rows in enumerate(self.staged):
                 self.visible[g][row] = columns = list(rows[row])
                 self.lengths[g][row] = len(columns)
                 self.tables[g][row, : len(columns)] = columns
+                self.cells[g][row] = max(self.cells[g][row], len(columns))
         self.pending.clear()
+        self.cleared.clear()
 
     def free_blocks(self, g: int, row: int, overwrite: bool) -> int:
         """Allocation blocks that still fit into a row."""

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -83,6 +84,7 @@ class Simulator:
     def step(self) -> None:
         """One engine step and, now and then, calls that no healthy engine would make."""
         self._requests_come_and_go()
+        self._rewind()
         scheduled = self._schedule()
         batch, owners = self._batch(scheduled)
         slots = self.driver.run(batch, clean=True)
@@ -99,10 +101,10 @@ class Simulator:
         engine, rng = self.engine, self.rng
         for request in list(engine.running):
             if request.finished or rng.random() < 0.02:
-                engine.stop(request)
+                self._vacate(request, engine.stop)
                 self.events["finish"] += 1
             elif rng.random() < 0.03:
-                engine.preempt(request)
+                self._vacate(request, engine.preempt)
                 self.events["preempt"] += 1
         while engine.free_rows and rng.random() < 0.6:
             resumed = bool(engine.waiting) and rng.random() < 0.7
@@ -116,6 +118,21 @@ class Simulator:
         if rng.random() < 0.1:
             rng.shuffle(engine.running)
             self.events["shuffle"] += 1
+
+    def _vacate(self, request: Request, leave: Callable[[Request], None]) -> None:
+        row = request.row
+        leave(request)
+        self.driver.vacate(row)
+
+    def _rewind(self) -> None:
+        """Take back some tokens of some requests, as after a failed load or a rejected draft."""
+        if not self.driver.offers("row_writes"):
+            return
+        for request in self.engine.running:
+            floor = self.engine.first_rewindable(request)
+            if floor <= request.computed and not request.fresh and self.rng.random() < 0.1:
+                computed = self.rng.randint(floor, request.computed)
+                self.driver.write(request.row, *self.engine.rewind(request, computed))
 
     def _schedule(self) -> list[tuple[Request, int]]:
         """Requests of this step with their token counts, blocks dealt and staged."""
@@ -152,7 +169,7 @@ class Simulator:
             victims = [r for r in engine.running if r is not request and r not in keep]
             if not victims:
                 return False
-            engine.preempt(self.rng.choice(victims))
+            self._vacate(self.rng.choice(victims), engine.preempt)
             self.events["preempt for blocks"] += 1
         whole_row = [old + new for old, new in zip(request.blocks, ids, strict=True)]
         self.driver.stage(request.row, whole_row if request.fresh else ids, request.fresh)

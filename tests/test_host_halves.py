@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tracemalloc
+import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup
+from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup, SlotMappingMode
 from fused_slots.faults import BackendUnavailableError, BlockTableError, ConfigurationError
 from fused_slots.host import rows
 from fused_slots.host.rows import HostRows, host_half
@@ -32,7 +33,7 @@ ROWS = 4
 GROUPS = (
     KVCacheGroup(16, 6),
     KVCacheGroup(32, 5, kernel_block_size=16),
-    KVCacheGroup(48, 2, kernel_block_size=16),
+    KVCacheGroup(48, 2, kernel_block_size=16, slot_mapping_mode=SlotMappingMode.NONE),
 )
 needs_native = pytest.mark.skipif("native" not in HALVES, reason="the native half is not built")
 
@@ -98,12 +99,27 @@ stages = st.tuples(
     st.one_of(st.booleans(), st.booleans(), st.sampled_from((np.True_, 0, None))),
     st.booleans(),
 )
+first_blocks = st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 1))
+odd_first = st.sampled_from(
+    (None, 3, (), (0, 0), (0, None, 0), (True, 0, 0), (0, -1, 0), (9, 9, 9))
+)
+any_row = st.one_of(row, row, row.map(np.int64), st.sampled_from((-1, ROWS, 2**70, True, None)))
+writes = st.tuples(
+    st.just("write"),
+    any_row,
+    st.one_of(first_blocks, first_blocks, first_blocks.map(np.array), odd_first),
+    st.one_of(lists, lists, odd_lists),
+    st.booleans(),
+)
 calls = st.one_of(
     stages,
     stages,
     stages,
     stages,
-    st.sampled_from((("collect",), ("pack",), ("clear",))),
+    writes,
+    writes,
+    st.tuples(st.just("clear_row"), any_row),
+    st.sampled_from((("collect",), ("pack",), ("clear",), ("clear",), ("forget_device",))),
     # Callers may shorten rows themselves (fused_slots/vllm/v1_storage.py).
     st.tuples(st.just("cut"), row, st.integers(0, 2), st.integers(0, 2)),
 )
@@ -114,8 +130,8 @@ def outcome(half: HostRows, call: tuple[Any, ...]) -> Any:
     try:
         if call[0] == "stage":
             return half.stage(*call[1:])
-        if call[0] == "clear":
-            return half.clear()
+        if call[0] in ("write", "clear_row", "clear", "forget_device"):
+            return getattr(half, call[0])(*call[1:])
         if call[0] == "cut":
             _, req_index, g, length = call
             half.num_columns[g, req_index] = min(length, half.num_columns[g, req_index])
@@ -137,6 +153,7 @@ def state(half: HostRows) -> dict[str, Any]:
         "rows": (half.staged_rows, half.staging.rows, half.num_staged_rows),
         "packet": outcome(half, ("pack",)),
         "size": half.packet_size,
+        "cells": half._cells.tolist(),
     }
 
 
@@ -182,6 +199,95 @@ def test_a_packet_is_laid_out_as_documented(half: str) -> None:
 
 
 @pytest.mark.parametrize("half", HALVES)
+def test_a_row_written_from_a_block_on_has_the_columns_behind_that_block(half: str) -> None:
+    staged = make_rows(half)
+    staged.stage(1, [[1, 2, 3], [4, 5], [6]], True, False)
+    staged.clear()
+    assert staged.collect().generations.tolist() == []
+    staged.write(1, [3, 2, 1], [[], [], []], False)
+    assert not staged.pending  # nothing has changed
+    staged.write(1, [3, 2, 1], [[9], [], []], False)
+    writes = staged.collect()
+    assert (writes.starts.tolist(), writes.generations.tolist()) == ([[3, 4, 3]], [1])
+    staged.write(1, [2, 1, 1], [[7, 8], [], []], False)
+    writes = staged.collect()
+    assert writes.generations.tolist() == [2]  # columns below its old end are others now
+    assert writes.filled.tolist() == [[4, 2, 3]]
+    assert writes.starts.tolist() == [[2, 2, 3]]
+    assert writes.column_ids.tolist() == [7, 8]
+    staged.stage(1, [[], [3], []], False, False)
+    staged.write(1, [3, 2, 0], [[], [1], [2]], False)
+    writes = staged.collect()
+    assert writes.starts.tolist() == [[2, 2, 0]]
+    assert writes.column_ids.tolist() == [7, 6, 7, 2, 3, 6, 7, 8]
+    staged.write(1, [0, 0, 0], [[], [2], []], True)
+    assert staged.collect().column_ids.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_row_given_back_is_empty_and_its_state_cells_become_zero(half: str) -> None:
+    staged = make_rows(half)
+    staged.stage(1, [[1, 2, 3], [4, 5], [6, 7]], True, False)
+    staged.clear()
+    staged.stage(1, [[1], [4], [6]], True, False)
+    staged.clear()
+    staged.stage(2, [[1], [], []], True, False)
+    staged.clear_row(1)
+    for _ in range(2):  # what was packed and not applied is packed again
+        writes = staged.collect()
+        assert writes.rows.tolist() == [2, 1]
+        assert writes.filled.tolist() == [[1, 0, 0], [0, 0, 0]]
+        # The row had six cells once, whatever it held last.
+        assert writes.starts.tolist() == [[0, 0, 0], [0, 0, -6]]
+        assert writes.column_ids.tolist() == [1, *[0] * 6]
+        assert writes.generations.tolist() == [1, 3]
+        elements = writes.destinations(layout()).tolist()
+        assert elements == [12, *range(layout().offsets[2] + 6, layout().offsets[2] + 12)]
+    staged.clear()
+    staged.clear_row(1)
+    assert staged.collect().starts.tolist() == [[0, 0, 0]]  # they are zero already
+    staged.clear()
+    staged.forget_device()
+    staged.clear_row(1)
+    assert staged.collect().starts.tolist() == [[0, 0, -6]]
+    staged.stage(1, [[], [], [2]], False, False)  # live again before it was applied
+    assert staged.collect().column_ids.tolist() == [6, 7, 8]
+
+
+@needs_native
+def test_a_cycle_through_the_native_half_is_collected() -> None:
+    class Plain:
+        def __call__(self, *request: object) -> object:
+            return request
+
+    plain = Plain()
+    plain.native = rows.NativeStaging(*native_arguments(plain=plain))  # type: ignore[attr-defined]
+    gone = weakref.ref(plain)
+    del plain
+    gc.collect()
+    assert gone() is None
+
+
+@needs_native
+def test_garbage_that_calls_the_native_half_finds_no_rows() -> None:
+    """The collector takes it apart before its neighbour's last words."""
+    heard: list[object] = []
+
+    class Plain:
+        def __del__(self) -> None:
+            native = self.native  # type: ignore[attr-defined]
+            native.clear()
+            heard.append((native.pending, native.rows, native.num_rows))
+
+    plain = Plain()
+    plain.native = rows.NativeStaging(*native_arguments(plain=plain))  # type: ignore[attr-defined]
+    plain.native.stage(1, [[1], [1]], True, False)  # type: ignore[attr-defined]
+    del plain
+    gc.collect()
+    assert heard == [(False, [], 0)]
+
+
+@pytest.mark.parametrize("half", HALVES)
 def test_a_packet_too_small_is_refused(half: str) -> None:
     staged = make_rows(half)
     staged.stage(1, [[7], [4], []], True, False)
@@ -223,7 +329,8 @@ def native_arguments(**changed: Any) -> list[Any]:
         "lengths": np.zeros((ROWS, 2), dtype=np.int32),
         "generations": np.zeros(ROWS, dtype=np.int32),
         "largest_ids": np.zeros(2, dtype=np.int32),
-        "limits": np.array([[1, 6, 9], [2, 6, 9]], dtype=np.int64),
+        "cells": np.zeros((ROWS, 2), dtype=np.int32),
+        "limits": np.array([[1, 6, 9, 0], [2, 6, 9, 1]], dtype=np.int64),
     }
     return list({**arguments, **changed}.values())
 
@@ -234,10 +341,11 @@ def native_arguments(**changed: Any) -> list[Any]:
     [
         ({"lengths": np.zeros((ROWS, 3), dtype=np.int32)}, "sizes do not agree"),
         ({"largest_ids": np.zeros(1, dtype=np.int32)}, "sizes do not agree"),
-        ({"limits": np.array([[0, 6, 9], [2, 6, 9]])}, "outside int32"),
-        ({"limits": np.array([[1, 2**31, 9], [2, 6, 9]])}, "outside int32"),
-        ({"limits": np.array([[1, 6, 9], [2, 6, 2**30]])}, "outside int32"),
-        ({"limits": np.array([[1, 6, -1], [2, 6, 9]])}, "outside int32"),
+        ({"cells": np.zeros((ROWS, 3), dtype=np.int32)}, "sizes do not agree"),
+        ({"limits": np.array([[0, 6, 9, 0], [2, 6, 9, 1]])}, "outside int32"),
+        ({"limits": np.array([[1, 2**31, 9, 0], [2, 6, 9, 1]])}, "outside int32"),
+        ({"limits": np.array([[1, 6, 9, 0], [2, 6, 2**30, 1]])}, "outside int32"),
+        ({"limits": np.array([[1, 6, -1, 0], [2, 6, 9, 1]])}, "outside int32"),
         ({"lengths": np.zeros(4 * ROWS * 2 + 4, dtype=np.int8)[1:-3]}, "not aligned"),
     ],
 )
@@ -316,7 +424,7 @@ def test_a_call_within_a_call_that_takes_its_room_leaves_nothing_of_it(half: str
 
 @needs_native
 def test_more_columns_than_offsets_reach_are_refused() -> None:
-    limits = np.array([[2**20, 2**31 - 1, 9], [2**20, 2**31 - 1, 9]])
+    limits = np.array([[2**20, 2**31 - 1, 9, 0], [2**20, 2**31 - 1, 9, 1]])
     native = rows.NativeStaging(*native_arguments(limits=limits))
     native.stage(0, [[0] * 2047, [0]], False, False)
     packet = np.empty(64, dtype=np.int32)
@@ -377,7 +485,8 @@ def test_the_native_half_is_traced_and_freed() -> None:
             *native_arguments(
                 lengths=np.zeros((ROWS, 1), dtype=np.int32),
                 largest_ids=np.zeros(1, dtype=np.int32),
-                limits=np.array([[1, 2**31 - 1, 9]]),
+                cells=np.zeros((ROWS, 1), dtype=np.int32),
+                limits=np.array([[1, 2**31 - 1, 9, 0]]),
             )
         )
         staged.stage(0, [[5] * 100_000], False, False)

@@ -16,6 +16,7 @@ typedef struct {
     int64_t columns_per_block;
     int64_t width;
     int64_t max_block_id;
+    int64_t is_state; /* 1: kernels read the row's cells whatever its length, so they are cleared */
 } Group;
 
 typedef struct {
@@ -30,13 +31,16 @@ typedef struct {
     Py_buffer lengths;     /* int32 [max_num_reqs, num_groups], filled columns */
     Py_buffer generations; /* int32 [max_num_reqs] */
     Py_buffer largest_ids; /* int32 [num_groups] */
+    Py_buffer cells;       /* int32 [max_num_reqs, num_groups], cells that may hold an id */
     Py_ssize_t num_groups;
     Py_ssize_t max_num_reqs;
     Group *groups;
     int32_t *largest_of_call; /* [num_groups] */
+    int32_t *begins_of_call;  /* [num_groups] */
     int32_t *record_of_row;  /* [max_num_reqs], -1 = none */
     int32_t *row_of_record;  /* [max_num_reqs] */
     Py_ssize_t *first_piece; /* [max_num_reqs], by record: an overwrite voids the pieces before */
+    char *cleared;           /* [max_num_reqs], by record: the row was given back */
     int64_t *counts;        /* [max_num_reqs, num_groups], by record: staged columns */
     int64_t *ends;          /* [max_num_reqs, num_groups], by record: where `pack` writes next */
     Py_ssize_t num_records;
@@ -47,17 +51,22 @@ typedef struct {
     Py_ssize_t num_ids, id_capacity;
 } Staging;
 
-/* Drop void pieces and their ids. */
+/* Drop void pieces and their ids; of one record and group (if any: -1 = none) keep `kept` ids. */
 static void
-compact(Staging *self)
+compact(Staging *self, Py_ssize_t record, Py_ssize_t group, Py_ssize_t kept)
 {
     Py_ssize_t pieces = 0, ids = 0, source = 0;
     for (Py_ssize_t i = 0; i < self->num_pieces; i++) {
         Piece piece = self->pieces[i];
-        if (i >= self->first_piece[piece.record]) {
-            memmove(self->ids + ids, self->ids + source, (size_t)piece.length * sizeof(int32_t));
-            self->pieces[pieces++] = piece;
-            ids += piece.length;
+        Py_ssize_t length = i >= self->first_piece[piece.record] ? piece.length : 0;
+        if (piece.record == record && piece.group == group) {
+            length = length < kept ? length : kept;
+            kept -= length;
+        }
+        if (length > 0) {
+            memmove(self->ids + ids, self->ids + source, (size_t)length * sizeof(int32_t));
+            self->pieces[pieces++] = (Piece){piece.record, piece.group, length};
+            ids += length;
         }
         source += piece.length;
     }
@@ -94,7 +103,7 @@ reserve(Staging *self, Py_ssize_t more_pieces, Py_ssize_t more_ids)
         && more_ids <= self->id_capacity - self->num_ids) {
         return 0;
     }
-    compact(self);
+    compact(self, -1, -1, 0);
     Piece *pieces = with_room(self->pieces, &self->piece_capacity, self->num_pieces, more_pieces,
                               sizeof(Piece));
     if (pieces == NULL) {
@@ -141,6 +150,7 @@ record_of(Staging *self, Py_ssize_t row)
         self->record_of_row[row] = (int32_t)record;
         self->row_of_record[record] = (int32_t)row;
         self->first_piece[record] = 0;
+        self->cleared[record] = 0;
         for (Py_ssize_t g = 0; g < self->num_groups; g++) {
             self->counts[record * self->num_groups + g] = 0;
         }
@@ -196,22 +206,16 @@ copy_ids(Staging *self, PyObject *group_ids, Py_ssize_t g, int redirect, Py_ssiz
     return 1;
 }
 
-/* 1: staged; 0: not in plain form, or wrong, nothing changed; -1: an exception, nothing changed. */
+/* Copy all groups' ids behind those staged, for rows that go on at these columns (NULL: at 0);
+   `*end` is behind the last. 1: copied; 0: not in plain form, or wrong; -1: an exception. */
 static int
-try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObject *overwrite,
-             int redirect)
+copy_all_ids(Staging *self, const int32_t *begins, PyObject *new_block_ids, int redirect,
+             Py_ssize_t *end)
 {
-    int64_t row = plain_int(req_index, (int64_t)self->max_num_reqs - 1);
-    if (row < 0 || (overwrite != Py_True && overwrite != Py_False)
-        || plain_length(new_block_ids) != self->num_groups) {
-        return 0;
-    }
-    int anew = overwrite == Py_True;
-    int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
     Py_ssize_t num_pieces = 0, num_ids = 0;
     for (Py_ssize_t g = 0; g < self->num_groups; g++) {
         Py_ssize_t length = plain_length(plain_item(new_block_ids, g));
-        int64_t room = self->groups[g].width - (anew ? 0 : lengths[g]);
+        int64_t room = self->groups[g].width - (begins == NULL ? 0 : begins[g]);
         if (length < 0 || length > room / self->groups[g].columns_per_block) {
             return 0;
         }
@@ -225,22 +229,24 @@ try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObje
     if (reserve(self, num_pieces, num_ids) < 0) {
         return -1;
     }
-    Py_ssize_t at = self->num_ids;
+    *end = self->num_ids;
     for (Py_ssize_t g = 0; g < self->num_groups; g++) {
         PyObject *group_ids = plain_item(new_block_ids, g);
-        if (!copy_ids(self, group_ids, g, redirect, at)) {
+        if (!copy_ids(self, group_ids, g, redirect, *end)) {
             return 0;
         }
-        at += plain_length(group_ids);
+        *end += plain_length(group_ids);
     }
-    /* Nothing fails from here on. */
-    if (anew) {
-        start_anew(self, (Py_ssize_t)row);
-    }
-    else if (num_ids == 0) {
-        return 1;
-    }
-    Py_ssize_t record = record_of(self, (Py_ssize_t)row);
+    return 1;
+}
+
+/* Append the ids that `copy_ids` put behind those staged, up to `at`; nothing fails. */
+static void
+append_pieces(Staging *self, Py_ssize_t row, PyObject *new_block_ids, Py_ssize_t at)
+{
+    Py_ssize_t record = record_of(self, row);
+    int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
+    int32_t *cells = (int32_t *)self->cells.buf + row * self->num_groups;
     int32_t *largest_ids = self->largest_ids.buf;
     for (Py_ssize_t g = 0; g < self->num_groups; g++) {
         Py_ssize_t length = plain_length(plain_item(new_block_ids, g));
@@ -252,18 +258,117 @@ try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObje
         self->counts[record * self->num_groups + g] += columns;
         self->num_columns += columns;
         lengths[g] = (int32_t)(lengths[g] + columns);
+        if (self->groups[g].is_state && lengths[g] > cells[g]) {
+            cells[g] = lengths[g];
+        }
         if (self->largest_of_call[g] > largest_ids[g]) {
             largest_ids[g] = self->largest_of_call[g];
         }
     }
     self->num_ids = at;
+}
+
+/* 1: staged; 0: not in plain form, or wrong, nothing changed; -1: an exception, nothing changed. */
+static int
+try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObject *overwrite,
+             int redirect)
+{
+    int64_t row = plain_int(req_index, (int64_t)self->max_num_reqs - 1);
+    if (row < 0 || (overwrite != Py_True && overwrite != Py_False)
+        || plain_length(new_block_ids) != self->num_groups) {
+        return 0;
+    }
+    int anew = overwrite == Py_True;
+    Py_ssize_t at;
+    const int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
+    int copied = copy_all_ids(self, anew ? NULL : lengths, new_block_ids, redirect, &at);
+    if (copied <= 0) {
+        return copied;
+    }
+    /* Nothing fails from here on. */
+    if (anew) {
+        start_anew(self, (Py_ssize_t)row);
+    }
+    else if (at == self->num_ids) {
+        return 1;
+    }
+    append_pieces(self, (Py_ssize_t)row, new_block_ids, at);
     return 1;
 }
 
+/* Empty a group's row from column `begin` on, where it is longer; staged ids from there are void. */
+static void
+cut(Staging *self, Py_ssize_t row, Py_ssize_t g, int32_t begin)
+{
+    int32_t *length = (int32_t *)self->lengths.buf + row * self->num_groups + g;
+    Py_ssize_t record = self->record_of_row[row];
+    if (record >= 0) {
+        int64_t *count = &self->counts[record * self->num_groups + g];
+        int64_t kept = begin - (*length - *count);
+        Py_ssize_t n = (Py_ssize_t)self->groups[g].columns_per_block;
+        kept = kept > 0 ? kept - kept % n : 0;
+        if (kept < *count) {
+            compact(self, record, g, (Py_ssize_t)kept / n);
+            self->num_columns -= *count - kept;
+            *count = kept;
+        }
+    }
+    *length = begin;
+}
+
+/* As `try_to_stage`, with the column of each group from which on its row is replaced. */
+static int
+try_to_write(Staging *self, PyObject *req_index, PyObject *begins, PyObject *new_block_ids,
+             int redirect)
+{
+    int64_t row = plain_int(req_index, (int64_t)self->max_num_reqs - 1);
+    if (row < 0 || plain_length(begins) != self->num_groups
+        || plain_length(new_block_ids) != self->num_groups) {
+        return 0;
+    }
+    const int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
+    int32_t *begin = self->begins_of_call;
+    int shorter = 0;
+    for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+        int64_t column = plain_int(plain_item(begins, g), lengths[g]);
+        if (column < 0 || column % self->groups[g].columns_per_block != 0) {
+            return 0;
+        }
+        begin[g] = (int32_t)column;
+        shorter |= column < lengths[g];
+    }
+    Py_ssize_t at;
+    int copied = copy_all_ids(self, begin, new_block_ids, redirect, &at);
+    if (copied <= 0) {
+        return copied;
+    }
+    /* Nothing fails from here on. */
+    Py_ssize_t new_ids = at - self->num_ids, copies = self->num_ids;
+    if (!shorter && new_ids == 0) {
+        return 1;
+    }
+    if (shorter) {
+        int32_t *generation = (int32_t *)self->generations.buf + row;
+        *generation = (int32_t)((uint32_t)*generation + 1u);
+        record_of(self, (Py_ssize_t)row);
+        for (Py_ssize_t g = 0; g < self->num_groups; g++) {
+            if (begin[g] < lengths[g]) {
+                cut(self, (Py_ssize_t)row, g, begin[g]);
+            }
+        }
+        memmove(self->ids + self->num_ids, self->ids + copies, (size_t)new_ids * sizeof(int32_t));
+    }
+    append_pieces(self, (Py_ssize_t)row, new_block_ids, self->num_ids + new_ids);
+    return 1;
+}
 /* Stage what `plain` makes of a request that is not in plain form. */
 static int
 stage_in_plain_form(Staging *self, PyObject *const *args, int redirect)
 {
+    if (self->plain == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "this object was garbage");
+        return -1;
+    }
     PyObject *request
         = PyObject_CallFunctionObjArgs(self->plain, args[0], args[1], args[2], NULL);
     if (request == NULL) {
@@ -301,11 +406,74 @@ staging_stage(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
 }
 
 static PyObject *
+staging_write(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+{
+    Staging *self = (Staging *)object;
+    if (num_args != 4) {
+        PyErr_Format(PyExc_TypeError, "write takes 4 arguments, got %zd", num_args);
+        return NULL;
+    }
+    int redirect = PyObject_IsTrue(args[3]);
+    int written = redirect < 0 ? -1 : try_to_write(self, args[0], args[1], args[2], redirect);
+    if (written == 0) {
+        PyErr_SetString(PyExc_ValueError, "a request in plain form was not accepted");
+    }
+    if (written <= 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+staging_clear_row(PyObject *object, PyObject *req_index)
+{
+    Staging *self = (Staging *)object;
+    int64_t row = plain_int(req_index, (int64_t)self->max_num_reqs - 1);
+    if (row < 0) {
+        PyErr_SetString(PyExc_ValueError, "no such row");
+        return NULL;
+    }
+    start_anew(self, (Py_ssize_t)row);
+    self->cleared[record_of(self, (Py_ssize_t)row)] = 1;
+    Py_RETURN_NONE;
+}
+
+/* Cells of a record's row in a group that its packet makes zero: those of a row given back. */
+static int64_t
+cells_to_clear(const Staging *self, Py_ssize_t record, Py_ssize_t g)
+{
+    if (!self->cleared[record] || !self->groups[g].is_state) {
+        return 0;
+    }
+    Py_ssize_t at = self->row_of_record[record] * self->num_groups + g;
+    return ((int32_t *)self->lengths.buf)[at] == 0 ? ((int32_t *)self->cells.buf)[at] : 0;
+}
+
+/* int32 elements behind the fields of a packet. */
+static int64_t
+num_packed(const Staging *self)
+{
+    int64_t sum = self->num_columns;
+    for (Py_ssize_t record = 0; record < self->num_records; record++) {
+        for (Py_ssize_t g = 0; self->cleared[record] && g < self->num_groups; g++) {
+            sum += cells_to_clear(self, record, g);
+        }
+    }
+    return sum;
+}
+
+static PyObject *
 staging_clear(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Staging *self = (Staging *)object;
     for (Py_ssize_t record = 0; record < self->num_records; record++) {
-        self->record_of_row[self->row_of_record[record]] = -1;
+        int32_t row = self->row_of_record[record];
+        for (Py_ssize_t g = 0; self->cleared[record] && g < self->num_groups; g++) {
+            if (cells_to_clear(self, record, g) > 0) {
+                ((int32_t *)self->cells.buf)[row * self->num_groups + g] = 0;
+            }
+        }
+        self->record_of_row[row] = -1;
     }
     self->num_records = self->num_pieces = self->num_ids = 0;
     self->num_columns = 0;
@@ -352,6 +520,7 @@ pack_into(Staging *self, int32_t *packet)
 {
     int32_t *lines = packet + self->max_num_reqs;
     int32_t *fields = lines + 2 * self->num_records;
+    int32_t *column_ids = packet + num_fields(self);
     const int32_t *generations = self->generations.buf;
     int64_t offset = 0, longest = 0;
     memcpy(packet, self->record_of_row, (size_t)self->max_num_reqs * sizeof(int32_t));
@@ -361,7 +530,11 @@ pack_into(Staging *self, int32_t *packet)
         *lines++ = row;
         *lines++ = generations[row];
         for (Py_ssize_t g = 0; g < self->num_groups; g++) {
-            int64_t count = self->counts[record * self->num_groups + g];
+            int64_t zeros = cells_to_clear(self, record, g);
+            int64_t count = self->counts[record * self->num_groups + g] + zeros;
+            if (zeros > 0) {
+                memset(column_ids + offset, 0, (size_t)zeros * sizeof(int32_t));
+            }
             *fields++ = (int32_t)(lengths[g] - count);
             *fields++ = lengths[g];
             *fields++ = (int32_t)offset;
@@ -398,9 +571,9 @@ staging_pack(PyObject *object, PyObject *packet)
         return NULL;
     }
     /* Getting a buffer may run Python code, so the size is looked at behind it. */
-    int64_t size = num_fields(self) + self->num_columns;
+    int64_t size = num_fields(self) + num_packed(self);
     PyObject *longest = NULL;
-    if (self->num_columns > INT32_MAX) {
+    if (num_packed(self) > INT32_MAX) {
         PyErr_SetString(PyExc_OverflowError, "more columns are staged than int32 offsets reach");
     }
     else if (view.len / (Py_ssize_t)sizeof(int32_t) < size) {
@@ -423,7 +596,7 @@ static PyObject *
 staging_packet_size(PyObject *object, void *Py_UNUSED(unused))
 {
     Staging *self = (Staging *)object;
-    return PyLong_FromLongLong(num_fields(self) + self->num_columns);
+    return PyLong_FromLongLong(num_fields(self) + num_packed(self));
 }
 
 static PyObject *
@@ -447,7 +620,7 @@ staging_rows(PyObject *object, void *Py_UNUSED(unused))
     return rows;
 }
 
-/* Copy the groups' limits, int64 [num_groups, 3]; -1: an exception. */
+/* Copy the groups' limits, int64 [num_groups, 4]; -1: an exception. */
 static int
 set_groups(Staging *self, const Py_buffer *limits)
 {
@@ -479,18 +652,22 @@ allocate(Staging *self)
     if (self->max_num_reqs > INT32_MAX || self->num_groups > INT32_MAX
         || self->lengths.len / (Py_ssize_t)sizeof(int32_t)
                != (int64_t)self->max_num_reqs * self->num_groups
+        || self->cells.len != self->lengths.len
         || self->largest_ids.len / (Py_ssize_t)sizeof(int32_t) != self->num_groups) {
         PyErr_SetString(PyExc_ValueError, "the buffers' sizes do not agree");
         return -1;
     }
     self->largest_of_call = PyMem_Calloc(num_groups, sizeof(int32_t));
+    self->begins_of_call = PyMem_Calloc(num_groups, sizeof(int32_t));
+    self->cleared = PyMem_Calloc(num_rows, sizeof(char));
     self->record_of_row = PyMem_Calloc(num_rows, sizeof(int32_t));
     self->row_of_record = PyMem_Calloc(num_rows, sizeof(int32_t));
     self->first_piece = PyMem_Calloc(num_rows, sizeof(Py_ssize_t));
     self->counts = PyMem_Calloc(num_rows * num_groups, sizeof(int64_t));
     self->ends = PyMem_Calloc(num_rows * num_groups, sizeof(int64_t));
-    if (self->largest_of_call == NULL || self->record_of_row == NULL || self->row_of_record == NULL
-        || self->first_piece == NULL || self->counts == NULL || self->ends == NULL) {
+    if (self->largest_of_call == NULL || self->begins_of_call == NULL || self->cleared == NULL
+        || self->record_of_row == NULL || self->row_of_record == NULL || self->first_piece == NULL
+        || self->counts == NULL || self->ends == NULL) {
         PyErr_NoMemory();
         return -1;
     }
@@ -503,12 +680,13 @@ allocate(Staging *self)
 static PyObject *
 staging_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    PyObject *plain, *lengths, *generations, *largest_ids, *limits;
+    PyObject *plain, *lengths, *generations, *largest_ids, *cells, *limits;
     if (kwargs != NULL && PyDict_Size(kwargs) != 0) {
         PyErr_SetString(PyExc_TypeError, "Staging takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "OOOOO", &plain, &lengths, &generations, &largest_ids, &limits)) {
+    if (!PyArg_ParseTuple(args, "OOOOOO", &plain, &lengths, &generations, &largest_ids, &cells,
+                          &limits)) {
         return NULL;
     }
     allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -527,7 +705,8 @@ staging_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyBuffer_Release(&view);
     if (failed < 0 || get_buffer(lengths, &self->lengths, sizeof(int32_t)) < 0
         || get_buffer(generations, &self->generations, sizeof(int32_t)) < 0
-        || get_buffer(largest_ids, &self->largest_ids, sizeof(int32_t)) < 0) {
+        || get_buffer(largest_ids, &self->largest_ids, sizeof(int32_t)) < 0
+        || get_buffer(cells, &self->cells, sizeof(int32_t)) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -539,16 +718,46 @@ staging_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+static int
+staging_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Staging *self = (Staging *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->plain);
+    Py_VISIT(self->lengths.obj);
+    Py_VISIT(self->generations.obj);
+    Py_VISIT(self->largest_ids.obj);
+    Py_VISIT(self->cells.obj);
+    return 0;
+}
+
+/* Give up what may be part of a cycle. Other garbage may still call: it finds no rows at all. */
+static int
+staging_tp_clear(PyObject *object)
+{
+    Staging *self = (Staging *)object;
+    self->max_num_reqs = self->num_groups = 0;
+    self->num_records = self->num_pieces = self->num_ids = 0;
+    self->num_columns = 0;
+    Py_CLEAR(self->plain);
+    PyBuffer_Release(&self->lengths);
+    PyBuffer_Release(&self->generations);
+    PyBuffer_Release(&self->largest_ids);
+    PyBuffer_Release(&self->cells);
+    return 0;
+}
+
 static void
 staging_dealloc(PyObject *object)
 {
     Staging *self = (Staging *)object;
     PyTypeObject *type = Py_TYPE(object);
-    PyBuffer_Release(&self->lengths);
-    PyBuffer_Release(&self->generations);
-    PyBuffer_Release(&self->largest_ids);
+    PyObject_GC_UnTrack(object);
+    staging_tp_clear(object);
     PyMem_Free(self->groups);
     PyMem_Free(self->largest_of_call);
+    PyMem_Free(self->begins_of_call);
+    PyMem_Free(self->cleared);
     PyMem_Free(self->record_of_row);
     PyMem_Free(self->row_of_record);
     PyMem_Free(self->first_piece);
@@ -556,7 +765,6 @@ staging_dealloc(PyObject *object)
     PyMem_Free(self->ends);
     PyMem_Free(self->pieces);
     PyMem_Free(self->ids);
-    Py_XDECREF(self->plain);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(object);
     Py_DECREF(type);
@@ -565,6 +773,8 @@ staging_dealloc(PyObject *object)
 static PyMethodDef staging_methods[] = {
     /* Through void (*)(void), as a fastcall function has another type than the table's entry. */
     {"stage", (PyCFunction)(void (*)(void))staging_stage, METH_FASTCALL, NULL},
+    {"write", (PyCFunction)(void (*)(void))staging_write, METH_FASTCALL, NULL},
+    {"clear_row", staging_clear_row, METH_O, NULL},
     {"clear", staging_clear, METH_NOARGS, NULL},
     {"pack", staging_pack, METH_O, NULL},
     {NULL, NULL, 0, NULL},
@@ -581,6 +791,8 @@ static PyGetSetDef staging_properties[] = {
 static PyType_Slot staging_slots[] = {
     {Py_tp_new, staging_new},
     {Py_tp_dealloc, staging_dealloc},
+    {Py_tp_traverse, staging_traverse},
+    {Py_tp_clear, staging_tp_clear},
     {Py_tp_methods, staging_methods},
     {Py_tp_getset, staging_properties},
     {0, NULL},
@@ -589,7 +801,7 @@ static PyType_Slot staging_slots[] = {
 static PyType_Spec staging_spec = {
     .name = "fused_slots.host._staging.Staging",
     .basicsize = sizeof(Staging),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_IMMUTABLETYPE,
     .slots = staging_slots,
 };
 

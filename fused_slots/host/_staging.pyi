@@ -13,6 +13,7 @@ class Staging:
         lengths: npt.NDArray[np.int32],
         generations: npt.NDArray[np.int32],
         largest_ids: npt.NDArray[np.int32],
+        cells: npt.NDArray[np.int32],
         limits: npt.NDArray[np.int64],
         /,
     ) -> Staging: ...
@@ -32,5 +33,14 @@ class Staging:
         redirect_to_null_block: bool,
         /,
     ) -> None: ...
+    def write(
+        self,
+        req_index: int,
+        begins: Sequence[int],
+        new_block_ids: Sequence[Sequence[int]],
+        redirect_to_null_block: bool,
+        /,
+    ) -> None: ...
+    def clear_row(self, req_index: int, /) -> None: ...
     def pack(self, packet: npt.NDArray[np.int32], /) -> int: ...
     def clear(self) -> None: ...

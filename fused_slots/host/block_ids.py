@@ -52,6 +52,62 @@ def plain_request(
     return int(req_index), lists, bool(overwrite)
 
 
+def plain_write(
+    layout: TableLayout,
+    lengths: npt.NDArray[np.int32],
+    req_index: int,
+    first_blocks: Sequence[int],
+    new_block_ids: Sequence[Sequence[int]],
+) -> tuple[int, list[int], list[list[int]]]:
+    """A row, the columns from which it is replaced, and the new ids, in plain form and checked.
+
+    Args:
+        layout: the manager's sizes.
+        lengths: int32 [max_num_reqs, G], columns that each row has filled.
+        req_index: the request's row.
+        first_blocks: per group, the first allocation block that is replaced.
+        new_block_ids: per group, the allocation block ids that the row ends with.
+
+    Raises:
+        InvalidArgumentError, BlockIdError, RowCapacityError: as `HostRows.write`.
+    """
+    row = check_row(layout, req_index)
+    _check_lists(layout, f"new_block_ids of request row {row}", new_block_ids)
+    _check_lists(layout, f"first_blocks of request row {row}", first_blocks)
+    begins, lists = [], []
+    for g, (first, group_ids) in enumerate(zip(first_blocks, new_block_ids, strict=True)):
+        n = layout.groups[g].columns_per_block
+        held = int(lengths[row, g]) // n
+        if not _is_int(first) or not 0 <= first <= held:
+            raise InvalidArgumentError(
+                f"first_blocks of request row {row}, {layout.describe(g)}",
+                expected=f"an int in [0, {held}]: the row holds {held} blocks",
+                actual=repr(first),
+            )
+        begins.append(int(first) * n)
+        lists.append(plain_ids(layout, row, g, group_ids))
+        end = begins[g] + len(lists[g]) * n
+        if end > layout.widths[g]:
+            raise_over_capacity(layout, row, g, begins[g], end)
+    return row, begins, lists
+
+
+def check_row(layout: TableLayout, req_index: int) -> int:
+    """A request's row as a Python int.
+
+    Raises:
+        InvalidArgumentError: no such row.
+    """
+    if not _is_int(req_index) or not 0 <= req_index < layout.max_num_reqs:
+        raise InvalidArgumentError(
+            "req_index",
+            expected=f"a row in [0, {layout.max_num_reqs})",
+            actual=repr(req_index),
+            hint="max_num_reqs sets the number of rows",
+        )
+    return int(req_index)
+
+
 def check_request(
     layout: TableLayout,
     req_index: int,
@@ -63,23 +119,10 @@ def check_request(
     Raises:
         InvalidArgumentError: no such row, not one list per group, or overwrite is no bool.
     """
-    is_row = isinstance(req_index, (int, np.integer)) and not isinstance(req_index, bool)
-    if not is_row or not 0 <= req_index < layout.max_num_reqs:
-        raise InvalidArgumentError(
-            "req_index",
-            expected=f"a row in [0, {layout.max_num_reqs})",
-            actual=repr(req_index),
-            hint="max_num_reqs sets the number of rows",
-        )
+    check_row(layout, req_index)
     if not isinstance(overwrite, (bool, np.bool_)):
         raise InvalidArgumentError("overwrite", expected="True or False", actual=repr(overwrite))
-    is_list = _is_list(new_block_ids)
-    if not is_list or len(new_block_ids) != layout.num_groups:
-        raise InvalidArgumentError(
-            f"new_block_ids of request row {req_index}",
-            expected=f"{layout.num_groups} lists, one per KV cache group",
-            actual=str(len(new_block_ids)) if is_list else type(new_block_ids).__name__,
-        )
+    _check_lists(layout, f"new_block_ids of request row {req_index}", new_block_ids)
 
 
 def plain_ids(layout: TableLayout, req_index: int, g: int, group_ids: Sequence[int]) -> list[int]:
@@ -93,7 +136,7 @@ def plain_ids(layout: TableLayout, req_index: int, g: int, group_ids: Sequence[i
         raise BlockIdError(where, expected="a list of block ids", actual=type(group_ids).__name__)
     limit = layout.max_block_ids[g]
     for place, block_id in enumerate(group_ids):
-        if not isinstance(block_id, (int, np.integer)) or isinstance(block_id, bool):
+        if not _is_int(block_id):
             raise BlockIdError(f"{where}, entry {place}", expected="an int", actual=repr(block_id))
         if not 0 <= block_id <= limit:
             raise BlockIdError(
@@ -123,6 +166,20 @@ def raise_over_capacity(
         hint="Raise max_num_blocks of the group (max_num_blocks_per_group), or limit the "
         "request's length; nothing was staged for any group",
     )
+
+
+def _check_lists(layout: TableLayout, argument: str, values: Sequence[object]) -> None:
+    is_list = _is_list(values)
+    if not is_list or len(values) != layout.num_groups:
+        raise InvalidArgumentError(
+            argument,
+            expected=f"{layout.num_groups} entries, one per KV cache group",
+            actual=str(len(values)) if is_list else type(values).__name__,
+        )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _is_list(values: object) -> bool:

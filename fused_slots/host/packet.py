@@ -3,6 +3,11 @@
 For R rows of which J are written, in G groups, with M new columns in all:
 record of each row, -1 = none [R]; row and generation of each record [J, 2]; start, filled and
 offset of each record and group [J, G, 3]; column ids [M], where `offset` counts from.
+
+A record holds filled - start ids: the row's columns from `start` on. Where a row was cut or
+replaced below its old end, its generation has grown. A negative start says that the row is empty
+(filled is 0) and that its first -start cells are written, with zeros: rows given back in groups
+whose kernels read a row's cells whatever its length.
 """
 
 from __future__ import annotations

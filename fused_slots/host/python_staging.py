@@ -25,6 +25,7 @@ class PythonStaging:
         lengths: int32 [max_num_reqs, G], filled columns; kept up to date.
         generations: int32 [max_num_reqs], how often each row was started anew; likewise.
         largest_ids: int32 [G], the largest allocation block id ever staged; likewise.
+        cells: int32 [max_num_reqs, G], cells of state rows that may hold an id; likewise.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class PythonStaging:
         lengths: Int32Array,
         generations: Int32Array,
         largest_ids: Int32Array,
+        cells: Int32Array,
     ) -> None:
         self._layout = layout
         self._num_groups = layout.num_groups
@@ -46,7 +48,9 @@ class PythonStaging:
         # The same memory; a Python int goes in and out of it three times as fast.
         self._flat_lengths = lengths.reshape(-1).data
         self._largest_ids = largest_ids.data
-        self.clear()
+        self._cells, self._flat_cells = cells, cells.reshape(-1).data
+        self._state_groups = [g for g, group in enumerate(layout.groups) if not group.maps_slots]
+        self._forget()
 
     @property
     def pending(self) -> bool:
@@ -69,7 +73,8 @@ class PythonStaging:
         fields = self._max_num_reqs + len(self._records) * (2 + 3 * self._num_groups)
         n = self._columns_per_block
         pieces = zip(self._pieces[1::3], self._pieces[2::3], strict=True)
-        return fields + sum(length * n[g] for g, length in pieces)
+        zeros = int(self._zeros(list(self._records)).sum()) if self._cleared else 0
+        return fields + zeros + sum(length * n[g] for g, length in pieces)
 
     def stage(
         self,
@@ -90,6 +95,42 @@ class PythonStaging:
             self._start_anew(req_index)
         elif not pieces:
             return
+        self._append(req_index, pieces, redirect)
+
+    def write(
+        self,
+        req_index: int,
+        begins: Sequence[int],
+        new_block_ids: Sequence[Sequence[int]],
+        redirect_to_null_block: bool,
+    ) -> None:
+        """See `fused_slots.host.staging.Staging.write`."""
+        redirect = bool(redirect_to_null_block)
+        pieces = self._pieces_of(req_index, new_block_ids, False, begins)
+        if pieces is None:
+            raise ValueError("a request in plain form was not accepted")
+        if any(begin < length for begin, length in zip(begins, self._row(req_index), strict=True)):
+            self._cut(req_index, begins)
+        elif not pieces:
+            return
+        self._append(req_index, pieces, redirect)
+
+    def clear_row(self, req_index: int) -> None:
+        """See `fused_slots.host.staging.Staging.clear_row`."""
+        if type(req_index) is not int or not 0 <= req_index < self._max_num_reqs:
+            raise ValueError("no such row")
+        self._start_anew(req_index)
+        self._records.setdefault(req_index, len(self._records))
+        self._cleared.add(req_index)
+
+    def _row(self, req_index: int) -> list[int]:
+        return self._flat_lengths[
+            req_index * self._num_groups : (req_index + 1) * self._num_groups
+        ].tolist()
+
+    def _append(
+        self, req_index: int, pieces: list[tuple[int, Sequence[int], int, int]], redirect: bool
+    ) -> None:
         first = req_index * self._num_groups
         lengths, largest_ids = self._flat_lengths, self._largest_ids
         record = self._records.setdefault(req_index, len(self._records))
@@ -102,6 +143,9 @@ class PythonStaging:
                     largest_ids[g] = largest
             self._pieces += (record, g, len(group_ids))
             lengths[first + g] = end
+        for g in self._state_groups:
+            if lengths[first + g] > self._flat_cells[first + g]:
+                self._flat_cells[first + g] = lengths[first + g]
 
     def pack(self, packet: Int32Array) -> int:
         """See `fused_slots.host.staging.Staging.pack`."""
@@ -111,16 +155,28 @@ class PythonStaging:
         ids = np.array(self._ids, dtype=np.int32)
         generations = self._generations[rows]
         writes = merge_pieces(rows, filled, pieces, ids, self._columns_per_block, generations)
+        if self._cleared:
+            writes = writes.with_zeros(self._zeros(rows.tolist()))
         return pack_writes(writes, self._layout, packet)
 
     def clear(self) -> None:
         """Forget the staged writes."""
+        for row in self._cleared:
+            self._cells[row, self._zeros([row])[0] > 0] = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._records: dict[int, int] = {}
+        self._cleared: set[int] = set()
         self._pieces: list[int] = []
         self._ids = array("i")
 
     def _pieces_of(
-        self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool
+        self,
+        req_index: int,
+        new_block_ids: Sequence[Sequence[int]],
+        overwrite: bool,
+        begins: Sequence[int] | None = None,
     ) -> list[tuple[int, Sequence[int], int, int]] | None:
         """A call's pieces as (group, ids, columns filled behind them, largest id).
 
@@ -150,12 +206,46 @@ class PythonStaging:
                 smallest, largest = min(group_ids), max(group_ids)
             if smallest < 0 or largest > self._max_block_ids[g]:
                 return None
-            begin = 0 if overwrite else lengths[first + g]
+            begin = 0 if overwrite else begins[g] if begins else lengths[first + g]
             end = begin + len(group_ids) * self._columns_per_block[g]
             if end > self._widths[g]:
                 return None
             pieces.append((g, group_ids, end, largest))
         return pieces
+
+    def _zeros(self, rows: Sequence[int]) -> npt.NDArray[np.int64]:
+        """int64 [len(rows), G], cells that become zero: of state rows given back and empty."""
+        zeros = np.zeros((len(rows), self._num_groups), dtype=np.int64)
+        for j, row in enumerate(rows):
+            for g in self._state_groups if row in self._cleared else ():
+                zeros[j, g] = 0 if self._lengths[row, g] else self._cells[row, g]
+        return zeros
+
+    def _cut(self, req_index: int, begins: Sequence[int]) -> None:
+        """Shorten a row to these columns; staged ids from there on are void."""
+        self._generations[req_index] += 1
+        record = self._records.setdefault(req_index, len(self._records))
+        staged = dict.fromkeys(range(self._num_groups), 0)
+        for place in range(0, len(self._pieces), 3):
+            if self._pieces[place] == record:
+                staged[self._pieces[place + 1]] += self._pieces[place + 2]
+        kept: dict[int, int] = {}
+        for g, begin in enumerate(begins):
+            n, length = self._columns_per_block[g], int(self._lengths[req_index, g])
+            kept[g] = max(begin - (length - staged[g] * n), 0) // n
+            self._lengths[req_index, g] = begin
+        pieces, ids, at = self._pieces, self._ids, 0
+        self._pieces, self._ids = [], array("i")
+        for place in range(0, len(pieces), 3):
+            owner, g, length = pieces[place : place + 3]
+            left = length
+            if owner == record:
+                left = min(length, kept[g])
+                kept[g] -= left
+            if left:
+                self._pieces += (owner, g, left)
+                self._ids.extend(ids[at : at + left])
+            at += length
 
     def _start_anew(self, req_index: int) -> None:
         """Empty a row; pieces already staged for it are void."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from fused_slots import env
 from fused_slots.faults import INT32_MAX, BackendUnavailableError
-from fused_slots.host.block_ids import plain_request
+from fused_slots.host.block_ids import check_row, plain_request, plain_write
 from fused_slots.host.packet import unpack_writes
 from fused_slots.host.python_staging import PythonStaging
 from fused_slots.host.staging import StagedWrites, Staging
@@ -45,12 +46,47 @@ class HostRows:
         self.num_columns: Int32Array = lengths.T
         generations = np.zeros(layout.max_num_reqs, dtype=np.int32)
         self._largest_ids = np.zeros(layout.num_groups, dtype=np.int32)
+        self._cells = np.zeros_like(lengths)
+        self._state_groups = [g for g, group in enumerate(layout.groups) if not group.maps_slots]
         make = _native_staging if host_half() == "native" else PythonStaging
-        self.staging: Staging = make(layout, lengths, generations, self._largest_ids)
+        self.staging: Staging = make(layout, lengths, generations, self._largest_ids, self._cells)
         # Bound here, since a call through a method of this class costs as much as its work.
         self.stage = self.staging.stage
         self.pack = self.staging.pack
         self.clear = self.staging.clear
+
+    def write(
+        self,
+        req_index: int,
+        first_blocks: Sequence[int],
+        new_block_ids: Sequence[Sequence[int]],
+        redirect_to_null_block: bool,
+    ) -> None:
+        """Stage a row's blocks from an allocation block on, for all groups or for none.
+
+        Raises:
+            InvalidArgumentError: no such row, not one entry per group, or a first block beyond
+                the row's end.
+            BlockIdError: an id is not an int the group accepts.
+            RowCapacityError: a row would hold more columns than it has.
+        """
+        row, begins, lists = plain_write(
+            self._layout, self.num_columns.T, req_index, first_blocks, new_block_ids
+        )
+        self.staging.write(row, begins, lists, redirect_to_null_block)
+
+    def clear_row(self, req_index: int) -> None:
+        """Stage the end of a row: it holds nothing in any group.
+
+        Raises:
+            InvalidArgumentError: no such row.
+        """
+        self.staging.clear_row(check_row(self._layout, req_index))
+
+    def forget_device(self) -> None:
+        """The device's tables hold anything: state rows that are given back are cleared whole."""
+        for g in self._state_groups:
+            self._cells[:, g] = self._layout.widths[g]
 
     @property
     def pending(self) -> bool:
@@ -106,11 +142,15 @@ def host_half() -> str:
 
 
 def _native_staging(
-    layout: TableLayout, lengths: Int32Array, generations: Int32Array, largest_ids: Int32Array
+    layout: TableLayout,
+    lengths: Int32Array,
+    generations: Int32Array,
+    largest_ids: Int32Array,
+    cells: Int32Array,
 ) -> Staging:
     limits = [
         # A list that fills more columns than that fits no memory.
-        (group.columns_per_block, min(width, INT32_MAX), largest)
+        (group.columns_per_block, min(width, INT32_MAX), largest, int(not group.maps_slots))
         for group, width, largest in zip(
             layout.groups, layout.widths, layout.max_block_ids, strict=True
         )
@@ -120,5 +160,6 @@ def _native_staging(
         lengths,
         generations,
         largest_ids,
-        np.array(limits, dtype=np.int64).reshape(-1, 3),
+        cells,
+        np.array(limits, dtype=np.int64).reshape(-1, 4),
     )

@@ -8,7 +8,7 @@ reader can take those from the table and the others from the record while the ta
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +64,33 @@ class Staging(Protocol):
             RowCapacityError: a row would hold more columns than it has.
         """
 
+    def write(
+        self,
+        req_index: int,
+        begins: Sequence[int],
+        new_block_ids: Sequence[Sequence[int]],
+        redirect_to_null_block: bool,
+        /,
+    ) -> None:
+        """Stage a row's blocks from a column on, for all groups or for none.
+
+        Args:
+            req_index: the request's row.
+            begins: per group the column, a multiple of n up to the row's end.
+            new_block_ids: per group, the allocation block ids that the row ends with.
+            redirect_to_null_block: stage the null block in place of every id.
+
+        Raises:
+            ValueError: it is not in plain form (lists of ints), or wrong: see `block_ids`.
+        """
+
+    def clear_row(self, req_index: int, /) -> None:
+        """Empty a row; where kernels read its cells whatever its length, those become zero.
+
+        Raises:
+            ValueError: it is not in plain form, or no row.
+        """
+
     def pack(self, packet: Int32Array, /) -> int:
         """Write the merged writes as fused_slots/host/packet.py says; they stay staged.
 
@@ -88,7 +115,8 @@ class StagedWrites:
     Args:
         rows: int64 [J], each row once.
         filled: int32 [J, G], columns the row holds afterwards.
-        counts: int64 [J, G], how many of them, the last ones, are new.
+        counts: int64 [J, G], how many of them, the last ones, are new; or, of an empty row that
+            was given back, how many of its first cells become zero.
         offsets: int64 [J, G], where the record's ids begin in `column_ids`.
         column_ids: int32 [M], kernel block ids, record after record in [J, G] order.
         generations: int32 [J], how often each row was started anew.
@@ -103,14 +131,25 @@ class StagedWrites:
 
     @property
     def starts(self) -> Int64Array:
-        """int64 [J, G], first column that changed; 0 after an overwrite."""
+        """int64 [J, G], first column that changed; 0 after an overwrite, negative if cleared."""
         return self.filled - self.counts
+
+    def with_zeros(self, zeros: Int64Array) -> StagedWrites:
+        """The same with so many zeros, int64 [J, G], in places that hold no ids."""
+        counts = self.counts + zeros
+        places = np.repeat(self.offsets.ravel(), zeros.ravel())
+        return replace(
+            self,
+            counts=counts,
+            offsets=(np.cumsum(counts) - counts.ravel()).reshape(counts.shape),
+            column_ids=np.insert(self.column_ids, places, 0),
+        )
 
     def destinations(self, layout: TableLayout) -> Int64Array:
         """int64 [M], the element of the tables' arena that each of `column_ids` goes to."""
         offsets = np.array(layout.offsets[: layout.num_groups], dtype=np.int64)
         widths = np.array(layout.widths, dtype=np.int64)
-        first = offsets + self.rows[:, None] * widths + self.starts
+        first = offsets + self.rows[:, None] * widths + np.maximum(self.starts, 0)
         return _ranges(first.ravel(), self.counts.ravel())
 
 
