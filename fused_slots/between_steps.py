@@ -56,11 +56,26 @@ class BetweenSteps(BaseTables):
         self.slot_mappings.fill_(PAD_SLOT_ID)
         return self._mapped(num_tokens)
 
-    def init_block_table_layout_tensors(self) -> None:
-        """Rebuild device metadata after the device's memory was restored; harmless at any time."""
+    def invalidate_gathered(self) -> None:
+        """Make the next gather write `input_block_tables` whole.
+
+        For a caller who has written into them; without `out` a gather writes only what changed.
+        """
         if self._waiting:
             self._carry_out()
-        self._backend.init_layout()
+        self._backend.invalidate_gathered()
+
+    def init_block_table_layout_tensors(self) -> None:
+        """Rebuild all that the host knows on the device, after its memory was lost.
+
+        Harmless at any time. What the tables held is lost until rows are overwritten: their slots
+        may be anything, but nothing outside the manager's memory is touched. Fault counts are
+        zero afterwards.
+        """
+        if self._waiting:
+            self._carry_out()
+        self._backend.restore(self._rows)
+        self._rows.forget_device()
 
     def warmup(self) -> WarmupReport:
         """Compile every kernel variant that a plan can choose, so that no step compiles any."""

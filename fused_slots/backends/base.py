@@ -81,6 +81,8 @@ class Backend(ABC):
         self.layout = layout
         self.device = device
         self.checked = checked
+        self._dirty_rows = 0
+        """Gathered rows, from the first on, that may hold something."""
         num_groups, num_rows = layout.num_groups, layout.max_num_reqs
         self.arena = self.allocate((layout.arena_size,), torch.int32, 0)
         self.input_arena = self.allocate((layout.arena_size,), torch.int32, 0)
@@ -135,8 +137,23 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def init_layout(self) -> None:
-        """Write the device's metadata again, after its memory was restored."""
+    def forget_gathered(self) -> None:
+        """Make the next gather write every column of the rows that may hold something."""
+
+    def invalidate_gathered(self) -> None:
+        """Make the next gather write every column of every row."""
+        self._dirty_rows = self.layout.max_num_reqs
+        self.forget_gathered()
+
+    def restore(self, rows: HostRows) -> None:
+        """Write all that the host knows again, after device memory came back with anything in it.
+
+        Afterwards no kernel follows what the memory held, and rows that are overwritten are as
+        in a new manager.
+        """
+        lengths = torch.from_numpy(rows.num_columns.copy())
+        self.num_columns.copy_(lengths)
+        self.invalidate_gathered()
 
     @abstractmethod
     def refuse_capture(self, operation: str) -> None:

@@ -57,7 +57,6 @@ class CpuBackend(Backend):
         self._fault_counts = np.zeros((len(FaultCode) + 1, layout.num_groups), dtype=np.int64)
         self._fault_details: list[Fault] = []
         self._null_block = layout.null_block_id
-        self._dirty_rows = 0
         self._dirty_columns = [0] * layout.num_groups
         most = max(*layout.widths, layout.max_num_reqs, layout.max_num_batched_tokens)
         self._numbers = np.arange(most + 1, dtype=np.int32)
@@ -133,7 +132,14 @@ class CpuBackend(Backend):
         for table in self._input_tables:
             table[:end] = 0
         self._dirty_rows = num_reqs
+        self.forget_gathered()
+
+    def forget_gathered(self) -> None:
         self._dirty_columns = list(self.layout.widths)
+
+    def restore(self, rows: HostRows) -> None:
+        super().restore(rows)
+        self.take_faults()
 
     def take_faults(self) -> list[Fault]:
         detailed, self._fault_details = self._fault_details, []
@@ -153,9 +159,6 @@ class CpuBackend(Backend):
 
     def try_launch(self) -> None:
         """Nothing: there are no kernels."""
-
-    def init_layout(self) -> None:
-        """Nothing: the metadata is the layout itself."""
 
     def refuse_capture(self, operation: str) -> None:
         """Nothing: the CPU has no graphs."""

@@ -28,6 +28,7 @@ from fused_slots.backends.descriptor import (
 from fused_slots.backends.launch import Launch, Launcher, Variant
 from fused_slots.faults import Fault, FaultCode, InvalidArgumentError, fault_records
 from fused_slots.groups import GroupKind
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import WarmupReport
 
@@ -69,7 +70,6 @@ class DeviceBackend(Backend):
         self.allocate_lines()
         # For arguments that a launch does not read, or reads as "none" in every row.
         self._nothing = self.allocate((layout.max_num_reqs,), torch.int32, -1)
-        self._dirty_rows = 0
         # A graph that holds a gather may fill as many rows again at any time.
         self._captured_rows = 0
         self._powers_of_two = all(is_power_of_two(size) for size in position_divisors(layout))
@@ -106,10 +106,6 @@ class DeviceBackend(Backend):
         """Every variant that a call can choose."""
 
     @abstractmethod
-    def forget_gathered(self) -> None:
-        """Make the next gather write every column of every row."""
-
-    @abstractmethod
     def _bind(self, variant: Variant) -> Launch:
         """Compile a variant and bind it to the tensors that never move."""
 
@@ -138,8 +134,13 @@ class DeviceBackend(Backend):
         if self._uploads is not None:
             self._uploads.mark_used()
 
-    def init_layout(self) -> None:
+    def restore(self, rows: HostRows) -> None:
+        super().restore(rows)
         self._descriptor.copy_(descriptor_lines(self.layout))
+        self._nothing.fill_(-1)
+        self._faults.zero_()
+        for numbers, tensor in self._out_tables.items():
+            tensor.copy_(torch.tensor(numbers, dtype=torch.int64, device="cpu"))
 
     def clear_input_tables(self, num_reqs: int) -> None:
         self.zero_dirty_rows(num_reqs)

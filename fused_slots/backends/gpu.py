@@ -18,6 +18,7 @@ from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
 from fused_slots.backends.entries import arguments_of
 from fused_slots.backends.launch import FixedArguments, Launch, Variant
 from fused_slots.faults import Fault, FaultCode
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, TokenPlan
 
@@ -106,6 +107,13 @@ class GpuBackend(DeviceBackend):
         numbers = (out.stride(0), capacity, 0, num_tokens, tokens.num_tiles, tokens.num_pad, 1, 0)
         tensors = (out, rows, self._nothing, positions, self._nothing)
         launch(tokens.num_tiles + tokens.num_pad, tensors, numbers)
+
+    def restore(self, rows: HostRows) -> None:
+        widths = torch.tensor(self.layout.widths, dtype=torch.int64, device="cpu")
+        self._full_extents[:, 0].copy_(widths << 32)
+        super().restore(rows)
+        self._generations.copy_(torch.from_numpy(rows.generations))
+        self._details.zero_()
 
     def forget_gathered(self) -> None:
         self._state[..., 0].fill_(-2)

@@ -30,7 +30,8 @@ class HostRows:
     """Row lengths on the host and the writes staged since the last step.
 
     `num_columns` (int32 [G, max_num_reqs]) is the truth about filled columns; the device's copy
-    follows when the staged writes are applied.
+    follows when the staged writes are applied. `generations` (int32 [max_num_reqs]) grow whenever
+    a row changes below its end.
 
     Args:
         layout: the manager's sizes.
@@ -44,12 +45,14 @@ class HostRows:
         # One row's lengths lie together: an append reads and writes a few of them.
         lengths = np.zeros((layout.max_num_reqs, layout.num_groups), dtype=np.int32)
         self.num_columns: Int32Array = lengths.T
-        generations = np.zeros(layout.max_num_reqs, dtype=np.int32)
+        self.generations: Int32Array = np.zeros(layout.max_num_reqs, dtype=np.int32)
         self._largest_ids = np.zeros(layout.num_groups, dtype=np.int32)
         self._cells = np.zeros_like(lengths)
         self._state_groups = [g for g, group in enumerate(layout.groups) if not group.maps_slots]
         make = _native_staging if host_half() == "native" else PythonStaging
-        self.staging: Staging = make(layout, lengths, generations, self._largest_ids, self._cells)
+        self.staging: Staging = make(
+            layout, lengths, self.generations, self._largest_ids, self._cells
+        )
         # Bound here, since a call through a method of this class costs as much as its work.
         self.stage = self.staging.stage
         self.pack = self.staging.pack

@@ -103,6 +103,12 @@ class AscendOperations(DeviceBackend):
         drafts = Step(idx_mapping=rows, positions=positions)
         self._launch(variant, planned, **self._token_arguments(drafts, out))
 
+    def restore(self, rows: HostRows) -> None:
+        super().restore(rows)
+        self._row_generations.copy_(torch.from_numpy(rows.generations))
+        self._no_lines.zero_()
+        self._no_positions.zero_()
+
     def forget_gathered(self) -> None:
         self._entry_states[:, 0].fill_(-2)
         for states, width in zip(self._entry_states, self.layout.widths, strict=True):
