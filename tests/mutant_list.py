@@ -259,7 +259,7 @@ _HOST = [
         "dummy columns forgotten",
         CPU,
         "        self._dirty_columns = list(self.layout.widths)\n",
-        "",
+        "        pass\n",
     ),
     ("dummy rows not zeroed", CPU, "            table[:end] = 0\n", "            pass\n"),
     (
