@@ -30,6 +30,16 @@ _BACKENDS: dict[str, Callable[[], BackendClass]] = {
 }
 _BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
 _DEVICE_OF_BACKEND = {"ascend": "npu", "cpu": "cpu", "cuda": "cuda", "interpreter": "cpu"}
+_PACKAGES = {
+    "ascend": "torch-npu 'triton-ascend>=3.2,<3.3'",
+    "cuda": "'triton>=3.6'",
+    "interpreter": "'triton>=3.6'",
+}
+
+
+def _install(backend: str) -> str:
+    packages = _PACKAGES.get(backend)
+    return f"pip install {packages}" if packages else ""
 
 
 def parse_device(device: str | torch.device) -> torch.device:
@@ -47,7 +57,7 @@ def parse_device(device: str | torch.device) -> torch.device:
                 "device",
                 expected="torch_npu, which makes npu a device of torch",
                 actual=repr(device),
-                hint="pip install 'fused-slots[ascend]'",
+                hint=_install("ascend"),
             ) from error
         raise ConfigurationError(
             "device", expected="cpu, cuda[:i], npu[:i] or a torch.device", actual=repr(device)
@@ -83,7 +93,7 @@ def backend_class(device: torch.device) -> BackendClass:
             f"the {name} backend of device {device}",
             expected="its packages installed",
             actual=str(error),
-            hint=f"pip install 'fused-slots[{name}]'",
+            hint=_install(name),
         ) from error
     chosen = env.PLAN.read()
     if chosen not in backend.plans:

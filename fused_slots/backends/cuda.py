@@ -218,7 +218,7 @@ def _existing_device(device: torch.device) -> torch.device:
             "device",
             expected=expected,
             actual=f"{device} without Triton",
-            hint="pip install 'fused-slots[cuda]', or use device='cpu'",
+            hint="pip install 'triton>=3.6', or use device='cpu'",
         )
     if not torch.cuda.is_available():
         raise BackendUnavailableError(

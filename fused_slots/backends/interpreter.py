@@ -15,6 +15,7 @@ from fused_slots.backends.device import Fill, T, Uploads
 from fused_slots.backends.gpu import GpuBackend
 from fused_slots.backends.launch import InterpretedLauncher, Launcher
 from fused_slots.faults import BackendUnavailableError
+from fused_slots.layout import TableLayout
 
 
 class InterpreterBackend(GpuBackend):
@@ -23,15 +24,19 @@ class InterpreterBackend(GpuBackend):
     name = "interpreter"
     reads_tensors_on_host = True
 
-    def make_launcher(self) -> Launcher:
-        if find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1":
+    def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
+        missing = find_spec("triton") is None
+        if missing or os.environ.get("TRITON_INTERPRET") != "1":
             raise BackendUnavailableError(
                 "FUSED_SLOTS_BACKEND=interpreter",
                 expected="triton installed and TRITON_INTERPRET=1 set before it is imported",
                 actual=f"TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET', '')!r}, triton "
-                + ("missing" if find_spec("triton") is None else "installed"),
-                hint="pip install 'fused-slots[cuda]' brings Triton",
+                + ("missing" if missing else "installed"),
+                hint="pip install 'triton>=3.6'",
             )
+        super().__init__(layout, device, checked)
+
+    def make_launcher(self) -> Launcher:
         return InterpretedLauncher()
 
     def make_uploads(self) -> Uploads:

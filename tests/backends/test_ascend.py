@@ -459,7 +459,7 @@ def test_what_is_missing_is_one_clear_error(
     remove(npu, monkeypatch)
     with pytest.raises(BackendUnavailableError, match=message) as raised:
         make(device=device)
-    assert "fused-slots[ascend]" in raised.value.hint
+    assert "triton-ascend" in raised.value.hint
     assert isinstance(raised.value, BlockTableError)
 
 

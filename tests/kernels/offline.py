@@ -23,16 +23,24 @@ from fused_slots.backends.launch import (
     kernel_source,
 )
 
-TARGETS = {"sm_80": 80, "sm_90": 90}
-"""Compute capabilities that kernels are compiled for."""
+TARGETS: dict[str, tuple[str, int | str, int]] = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
+"""What kernels are compiled for: Triton's backend, its architecture, threads of a warp."""
+
+NVIDIA = [name for name, (backend, *_) in TARGETS.items() if backend == "cuda"]
+"""Those that the package serves."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One compiled variant: its PTX, and what the assembler says of its machine code."""
+    """One compiled variant: its assembly, and what the assembler says of its machine code."""
 
-    ptx: str
+    assembly: str
     registers: int
+    """Of a thread; on AMD its vector registers."""
     spilled_bytes: int
     """Bytes of local memory that a thread uses."""
     shared_bytes: int
@@ -51,11 +59,11 @@ class OfflineLauncher(Launcher):
     """Compiles what it is asked to bind and keeps the result; a launch does nothing.
 
     Args:
-        capability: of the GPU to compile for, such as 90.
+        target: one of TARGETS.
     """
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
+    def __init__(self, target: str) -> None:
+        self.target = target
         self.machines: dict[Variant, Machine] = {}
 
     @property
@@ -73,17 +81,17 @@ class OfflineLauncher(Launcher):
         import triton
         from triton.backends.compiler import GPUTarget
 
-        compiled = triton.compile(
-            kernel_source(kernel, variant, changing_types, fixed),
-            target=GPUTarget("cuda", self.capability, 32),
-            options=variant.cuda_options,
-        )
-        self.machines[variant] = Machine(
-            compiled.asm["ptx"],
-            *resource_usage(compiled.asm["cubin"]),
-            compiled.metadata.shared,
-        )
-
+        target = GPUTarget(*TARGETS[self.target])
+        options = variant.cuda_options
+        if target.backend == "hip":
+            options = {"num_warps": variant.num_warps}  # there is no maxnreg
+        source = kernel_source(kernel, variant, changing_types, fixed)
+        compiled = triton.compile(source, target=target, options=options)
+        if target.backend == "hip":
+            assembly, usage = compiled.asm["amdgcn"], amd_resource_usage(compiled.asm["amdgcn"])
+        else:
+            assembly, usage = compiled.asm["ptx"], resource_usage(compiled.asm["cubin"])
+        self.machines[variant] = Machine(assembly, *usage, compiled.metadata.shared)
         return lambda programs, tensors, numbers: None
 
 
@@ -105,6 +113,18 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
         raise RuntimeError(f"cuobjdump names {len(found)} kernels:\n{report}")
     registers, stack, local = map(int, found[0])
     return registers, stack + local
+
+
+def amd_resource_usage(assembly: str) -> tuple[int, int]:
+    """Vector registers and bytes of private memory of each thread, from the kernel's metadata."""
+    found = [
+        re.findall(rf"^\s+\.{name}:\s+(\d+)$", assembly, re.MULTILINE)
+        for name in ("vgpr_count", "private_segment_fixed_size")
+    ]
+    if any(len(numbers) != 1 for numbers in found):
+        raise RuntimeError(f"metadata of {[len(numbers) for numbers in found]} kernels")
+    registers, private = (int(numbers[0]) for numbers in found)
+    return registers, private
 
 
 def offline_backend(make: Any) -> type[GpuBackend]:

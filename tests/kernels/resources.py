@@ -1,6 +1,6 @@
-"""What each compiled variant needs of a GPU, and its record in resources.json.
+"""What each compiled variant needs of a GPU, recorded per release of Triton in recorded/.
 
-Compile everything and record it anew:
+Compile everything with the Triton installed and record it anew:
 
     python -m tests.kernels.resources
 """
@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from fused_slots import ContextParallel, KVCacheGroup, SlotMappingMode
-from tests.kernels.offline import TARGETS, OfflineLauncher, make_offline
+from tests.kernels.offline import NVIDIA, OfflineLauncher, make_offline
 
-RECORD = Path(__file__).with_name("resources.json")
+RECORDS = Path(__file__).with_name("recorded")
 
 PAGED = KVCacheGroup(16, 64)
 SLIDING = KVCacheGroup(32, 64, 16, sliding_window_reach=20)
@@ -46,24 +47,17 @@ def compiled(configuration: str, target: str) -> OfflineLauncher:
     """Every variant of a configuration, compiled for a target."""
     plan = "by_request" if configuration == "by request" else "auto"
     with mock.patch.dict(os.environ, {"FUSED_SLOTS_PLAN": plan}):
-        tables = make_offline(
-            lambda: OfflineLauncher(TARGETS[target]), **CONFIGURATIONS[configuration]
-        )
+        tables = make_offline(lambda: OfflineLauncher(target), **CONFIGURATIONS[configuration])
         tables.warmup()
     launcher: OfflineLauncher = tables._backend.launcher
     return launcher
 
 
-def compiler() -> str:
-    """The compiler whose numbers are recorded."""
+def record_of_this_triton() -> Path:
+    """The record of the release installed."""
     import triton
 
-    return f"triton {triton.__version__}"
-
-
-def recorded() -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(RECORD.read_text())
-    return record
+    return RECORDS / f"triton-{triton.__version__}.json"
 
 
 def worse(record: dict[str, dict[str, int]], found: dict[str, dict[str, int]]) -> list[str]:
@@ -82,19 +76,21 @@ def worse(record: dict[str, dict[str, int]], found: dict[str, dict[str, int]]) -
 
 
 def main() -> None:
-    variants = {
-        target: {
-            configuration: {
-                str(variant): machine.usage
-                for variant, machine in compiled(configuration, target).machines.items()
-            }
-            for configuration in CONFIGURATIONS
-        }
-        for target in TARGETS
-    }
-    record = {"compiler": compiler(), "variants": variants}
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{RECORD.name}: {sum(len(c) for t in variants.values() for c in t.values())} variants")
+    path = record_of_this_triton()
+    with ProcessPoolExecutor() as processes:
+        names = [(configuration, target) for target in NVIDIA for configuration in CONFIGURATIONS]
+        found = list(processes.map(usages, *zip(*names, strict=True)))
+    variants: dict[str, dict[str, Any]] = {target: {} for target in NVIDIA}
+    for (configuration, target), usage in zip(names, found, strict=True):
+        variants[target][configuration] = usage
+    path.write_text(json.dumps(variants, indent=1) + "\n")
+    print(f"{path.name}: {sum(map(len, found))} variants")
+
+
+def usages(configuration: str, target: str) -> dict[str, dict[str, int]]:
+    """What each variant of a configuration uses, by name."""
+    machines = compiled(configuration, target).machines
+    return {str(variant): machine.usage for variant, machine in machines.items()}
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def _existing_device(device: torch.device) -> torch.device:
         BackendUnavailableError: torch_npu, CANN, triton-ascend or this device is missing.
     """
     expected = "an Ascend NPU, CANN, torch_npu and triton-ascend"
-    hint = "pip install 'fused-slots[ascend]' and source CANN's set_env.sh, or use device='cpu'"
+    hint = "Install torch-npu and triton-ascend, source CANN's set_env.sh, or use device='cpu'"
 
     def unavailable(actual: str) -> BackendUnavailableError:
         return BackendUnavailableError("device", expected=expected, actual=actual, hint=hint)
