@@ -63,12 +63,12 @@ test-ascend: .venv-ascend/.installed
 test-vllm: .venv-vllm/.installed
 	$(call MEASURED_PYTEST,.venv-vllm/bin/python) tests/vllm $(TWO) $(PYTEST_ARGS)
 
-# The Python files of every release that the plugin knows, and five of them at work; each test is a
-# process in one release, two at a time.
-test-releases: .venv-vllm/.installed
+# The Python files of every release that the plugin knows, five of vllm's and two of vllm-ascend's at
+# work; each test is a process in one release, two at a time.
+test-releases: .venv-vllm/.installed .venv-ascend/.installed
 	.venv-vllm/bin/python tests/releases/releases.py
-	.venv-vllm/bin/python -m pytest tests/releases/test_releases.py -n 2 --dist worksteal \
-		$(PYTEST_ARGS)
+	.venv-vllm/bin/python -m pytest tests/releases/test_releases.py tests/releases/test_ascend.py \
+		-n 2 --dist worksteal $(PYTEST_ARGS)
 
 forget-coverage:
 	rm -f .coverage .coverage.*
