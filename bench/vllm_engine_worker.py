@@ -44,7 +44,13 @@ SLEEP_CYCLES = 10_000_000
 
 
 def serve(
-    connection: Any, side: str, model: str, mode: str, stubs: tuple[str, ...], log: str
+    connection: Any,
+    side: str,
+    model: str,
+    mode: str,
+    stubs: tuple[str, ...],
+    log: str,
+    batches: tuple[int, ...],
 ) -> None:
     """Build the engine, then answer requests until None comes."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -54,7 +60,7 @@ def serve(
     if stubs:
         sys.meta_path.insert(0, _Stubs(stubs))
     try:
-        engine = Engine(model, mode)
+        engine = Engine(model, mode, batches)
         connection.send(("ready", engine.about()))
     except Exception:
         connection.send(("failed", traceback.format_exc(limit=-6)))
@@ -124,26 +130,39 @@ def write_model(name: str) -> str:
 
 
 class Engine:
-    """A vLLM engine in this process."""
+    """A vLLM engine in this process.
 
-    def __init__(self, model: str, mode: str) -> None:
+    Args:
+        mode: "eager" or a CUDA graph mode of vLLM's, and behind it " synchronous" for a scheduler
+            that waits for each step.
+        batches: requests that will decode together; they are warmed up.
+    """
+
+    def __init__(self, model: str, mode: str, batches: tuple[int, ...]) -> None:
         import torch
         from vllm import LLM
 
         self.torch = torch
+        mode, _, synchronous = mode.partition(" ")
+        most = max(32, *batches)
+        sizes = [1, 2, 4, 8, 16, 32, 64]
         compiled = {
             "mode": 0,
             "cudagraph_mode": mode,
-            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32],
+            "cudagraph_capture_sizes": [size for size in sizes if size <= most],
         }
-        eager = mode == "eager"
+        settings: dict[str, Any] = {"compilation_config": compiled}
+        if mode == "eager":
+            settings = {"enforce_eager": True}
+        if synchronous:
+            settings["async_scheduling"] = False
         self.llm = LLM(
             model=write_model(model),
             skip_tokenizer_init=True,
             load_format="dummy",
             dtype="bfloat16",
             max_model_len=MAX_LEN,
-            max_num_seqs=32,
+            max_num_seqs=most,
             max_num_batched_tokens=2048,
             enable_prefix_caching=False,
             gpu_memory_utilization=0.05,
@@ -151,12 +170,12 @@ class Engine:
             attention_backend="TRITON_ATTN",
             seed=0,
             disable_log_stats=True,
-            **({"enforce_eager": True} if eager else {"compilation_config": compiled}),
+            **settings,
         )
         core = self.llm.llm_engine.engine_core.engine_core
         worker = core.model_executor.driver_worker
         self.runner = getattr(worker, "worker", worker).model_runner
-        for batch in BATCHES:
+        for batch in batches:
             self.run("plain", batch, 40)
 
     def about(self) -> dict[str, Any]:
@@ -185,9 +204,10 @@ class Engine:
         """Generate `new_tokens` for each of `batch` requests, measured as `kind` says."""
         from vllm import SamplingParams
 
+        lengths = [20 + i % 16 if kind == "decode" else 150 + 5 * i for i in range(batch)]
         prompts = [
-            {"prompt_token_ids": [(7 * i + 3 * j) % 4000 + 1 for j in range(150 + 5 * i)]}
-            for i in range(batch)
+            {"prompt_token_ids": [(7 * i + 3 * j) % 4000 + 1 for j in range(length)]}
+            for i, length in enumerate(lengths)
         ]
         sampling = SamplingParams(
             temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False
@@ -209,6 +229,9 @@ def measuring(kind: str, runner: Any, batch: int) -> Iterator[Callable[[], dict[
     if kind == "profile":
         with profiling(runner) as numbers:
             yield numbers
+    elif kind == "decode":
+        with timing_steps(runner, batch) as numbers:
+            yield numbers
     elif kind == "plain":
         launches = getattr(runner.block_tables, "launches", None)
         with counting(runner) as steps:
@@ -228,6 +251,28 @@ def measuring(kind: str, runner: Any, batch: int) -> Iterator[Callable[[], dict[
             yield watch.numbers
         finally:
             watch.remove()
+
+
+@contextmanager
+def timing_steps(runner: Any, batch: int) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Tokens per second over the steps that decode the whole batch, by the host's clock."""
+    execute_model = runner.execute_model
+    begins: list[float] = []
+
+    def timed(output: Any, *args: Any, **kwargs: Any) -> Any:
+        if output.total_num_scheduled_tokens == len(output.num_scheduled_tokens) == batch:
+            begins.append(time.perf_counter())
+        return execute_model(output, *args, **kwargs)
+
+    def numbers() -> dict[str, Any]:
+        steps = len(begins) - 1
+        return {"steps": steps, "tokens_per_second": batch * steps / (begins[-1] - begins[0])}
+
+    runner.execute_model = timed
+    try:
+        yield numbers
+    finally:
+        del runner.execute_model
 
 
 @contextmanager

@@ -7,12 +7,14 @@ import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench import beside_vllm, cuda_sweep, sweep_pictures
 from bench.beside_vllm import Comparison
 from bench.sweep_pictures import PICTURES, RESULT, digest, digest_in, draw
+from bench.vllm_engine_throughput import median_interval, summary
 
 SCRIPTS = sorted(path.stem for path in Path(cuda_sweep.__file__).parent.glob("[!_]*.py"))
 
@@ -94,3 +96,19 @@ def test_pictures_in_the_docs_show_the_committed_sweep() -> None:
     for name, path in pictures.items():
         assert digest_in(path) == digest(report, name), f"run {sweep_pictures.__name__}: {name}"
         assert path.stat().st_size < 100_000
+
+
+def test_the_interval_of_a_median_is_that_of_the_sign_test() -> None:
+    values = [float(value) for value in range(1, 21)]
+    assert median_interval(values[::-1]) == (6.0, 15.0)  # 95.9% for 20 values
+    assert median_interval(values[:6]) == (1.0, 6.0)  # 96.9%
+    assert median_interval(values[:5]) is None  # five values reach 93.8%
+
+
+def test_a_difference_is_one_only_where_the_interval_leaves_zero_out() -> None:
+    result: dict[str, Any] = {"mode": "eager", "batch": 1, "tokens_equal": 20}
+    noise = [{"stock": 100.0, "plugin": 100.0 + (-1) ** i} for i in range(20)]
+    assert "no difference; tokens equal in 20" in summary(result | {"pairs": noise})
+    gain = [{"stock": 100.0, "plugin": 102.0 + i / 10} for i in range(20)]
+    assert "+2.50 to +3.40%: a difference" in summary(result | {"pairs": gain})
+    assert "too few pairs" in summary(result | {"pairs": gain[:3]})

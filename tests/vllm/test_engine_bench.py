@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import vllm.v1.worker.gpu.model_runner as model_runner
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from bench import vllm_engine_count
+from bench import vllm_engine_count, vllm_engine_twin
+from bench.vllm_engine_twin_report import read_twins
 from bench.vllm_engine_worker import Watch, counting
 from fused_slots.recording.scenarios import Scenario
 from fused_slots.recording.scheduler_loop import SchedulerLoop
@@ -89,3 +92,47 @@ def test_launches_of_each_step_and_preemptions_are_printed(
     assert lines[-1].startswith(
         f"fused_slots launches: {{1: {FEW_BLOCKS.num_steps}}} preemptions: {len(preempted)} process"
     )
+
+
+@pytest.mark.usefixtures("plugged_in")
+@pytest.mark.parametrize("broken", ["nothing", "a slot", "a row"])
+def test_the_twin_of_an_engine_finds_what_differs_and_nothing_else(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_TWIN", str(tmp_path))
+    monkeypatch.setenv("FUSED_SLOTS_TWIN_RUN", "run_twin")
+    monkeypatch.setattr(model_runner, "BlockTables", model_runner.BlockTables)
+    vllm_engine_twin.register()
+    vllm_engine_twin.register()
+    runner, loop = make_runner(SMALL, monkeypatch)
+    tables = runner.runner.block_tables
+    assert tables.is_twin
+    if broken == "a slot":
+        judge = tables._judge.compute_slot_mappings
+        monkeypatch.setattr(
+            tables._judge, "compute_slot_mappings", lambda *a, **k: judge(*a, **k)[0, :1].add_(1)
+        )
+    if broken == "a row":
+        gather = tables._judge.gather_block_tables
+        monkeypatch.setattr(
+            tables._judge,
+            "gather_block_tables",
+            lambda *a, **k: tuple(table + 1 for table in gather(*a, **k)),
+        )
+    run(runner, loop)
+    idx_mapping = torch.tensor([0], dtype=torch.int32)
+    out = tuple(torch.zeros_like(table) for table in tables.input_block_tables)
+    tables.gather_block_tables(idx_mapping, 1, out, torch.zeros(len(out), dtype=torch.uint64))
+    tables.compute_slot_mappings(
+        *(idx_mapping, torch.tensor([0, 1], dtype=torch.int32), torch.tensor([0]), 1),
+        out=torch.zeros(tables.num_kv_cache_groups, 3, dtype=torch.int64),
+    )
+    tables.findings.save()
+    found = read_twins(tmp_path, "run")
+    assert found["processes"] == 1
+    assert found["slot calls"] == SMALL.num_steps + 1
+    assert (found["gathers into out"], found["slots into out"]) == (1, 1)
+    assert found["rows"] > SMALL.num_steps
+    assert bool(found.get("slots that differ")) is (broken == "a slot")
+    assert bool(found.get("rows that differ")) is (broken == "a row")
+    assert bool(found["first"]) is (broken != "nothing")
