@@ -30,8 +30,8 @@ class BlockTable:
 class NumBlocks:
     """Filled columns per row, int32 [G, max_num_reqs].
 
-    `np` is the host's truth, staged appends included; `gpu` is the device's copy, which follows
-    when staged writes are applied.
+    `np` is the host's truth, staged appends included, read-only; `gpu` is the device's copy, which
+    follows when staged writes are applied.
     """
 
     np: npt.NDArray[np.int32]
@@ -69,8 +69,22 @@ class BaseTables:
         self.input_block_tables = list(self._backend.input_tables)
         self._views: dict[int, tuple[torch.Tensor, ...]] = {}
         self._slot_views: dict[int, torch.Tensor] = {}
-        self.num_blocks = NumBlocks(self._rows.num_columns, self._backend.num_columns)
+        lengths = self._rows.num_columns.view()
+        lengths.flags.writeable = False
+        self.num_blocks = NumBlocks(lengths, self._backend.num_columns)
         self.slot_mappings = self._backend.slot_mappings
+
+    def __repr__(self) -> str:
+        layout = self.layout
+        groups = ", ".join(
+            f"{group.name or g}: {group.kind.word}, {width} columns of {group.tokens_per_column}"
+            for g, (group, width) in enumerate(zip(layout.groups, layout.widths, strict=True))
+        )
+        return (
+            f"<{type(self).__name__}: {layout.num_groups} groups ({groups}), "
+            f"{layout.max_num_reqs} rows, {layout.max_num_batched_tokens} tokens, "
+            f"{self._backend.name} backend on {self.device}>"
+        )
 
     # What vLLM reads of its own class, under its names.
 

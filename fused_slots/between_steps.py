@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -113,7 +114,11 @@ class BetweenSteps(BaseTables):
         """
         if self._waiting:
             self._carry_out()
-        return self._backend.take_faults()
+        groups = self.layout.groups
+        return [
+            replace(fault, group_name=groups[fault.group].name)
+            for fault in self._backend.take_faults()
+        ]
 
     def explain(
         self,

@@ -264,7 +264,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
                 host can see it) query_start_loc decreases or exceeds the capacity or the view.
         """
         if out is not None:
-            outputs.check_slots_out(self.layout, self.device, out, self._rows.largest_ids)
+            outputs.check_slots_out(self._backend, self.device, out, self._rows.largest_ids)
         capacity = self.layout.max_num_batched_tokens if out is None else out.shape[1]
         num_reqs = arguments.check_rows(self.device, idx_mapping)
         num_tokens_padded = check_count(
@@ -372,7 +372,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         """
         slots = self._backend.draft_slot_mappings if out is None else out
         if out is not None:
-            outputs.check_slots_out(self.layout, self.device, out, self._rows.largest_ids)
+            outputs.check_slots_out(self._backend, self.device, out, self._rows.largest_ids)
         num_tokens = check_vector("rows", rows, INDEX_DTYPES, self.device)
         check_vector("positions", positions, _INT64, self.device)
         if positions.shape[0] != num_tokens:

@@ -8,7 +8,7 @@ a healthy engine causes some (captured drafts over empty rows, groups whose slot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 INT32_MAX = 2**31 - 1
+
 
 
 class BlockTableError(ValueError):
@@ -108,6 +109,7 @@ class Fault:
     `count` is in tokens (for ROW_OUT_OF_RANGE also gathered rows, whose token is -1). Unchecked,
     `row`, `token` and `position` are -1. In checked mode the first faults come one by one, each
     with count 1 and its place: `row` the request's row, `token` its index in the batch.
+    `group_name` is the group's own, "" if it has none.
     """
 
     code: FaultCode
@@ -116,6 +118,7 @@ class Fault:
     row: int = -1
     token: int = -1
     position: int = -1
+    group_name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         meaning = (FaultCode(self.code).name).lower().replace("_", " ")
@@ -124,7 +127,8 @@ class Fault:
             if self.row >= 0 or self.token >= 0
             else ""
         )
-        return f"{self.count} x {meaning} in group {self.group}{where}"
+        name = f" ({self.group_name})" if self.group_name else ""
+        return f"{self.count} x {meaning} in group {self.group}{name}{where}"
 
 
 def fault_records(counts: npt.NDArray[np.int64], detailed: Sequence[Fault]) -> list[Fault]:

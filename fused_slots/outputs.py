@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from fused_slots.arguments import INDEX_DTYPES, layout_of
@@ -66,14 +67,35 @@ def check_tables_out(
         raise InvalidArgumentError("out", expected=expected, actual=type(out).__name__)
     if len(out) != layout.num_groups:
         raise InvalidArgumentError("out", expected=expected, actual=f"{len(out)}")
-    owners: dict[int, int] = {}
     for g, table in enumerate(out):
         check_matrix(f"out[{g}]", table, (torch.int32,), device, (0, layout.widths[g]))
-        owner = owners.setdefault(table.data_ptr(), g)
-        if owner != g and table.numel():
-            raise InvalidArgumentError(
-                f"out[{g}]", expected="a table of its own", actual=f"the memory of out[{owner}]"
-            )
+    spans = sorted((table.data_ptr(), g) for g, table in enumerate(out) if table.numel())
+    end = 0
+    for begin, g in spans:
+        if begin < end:
+            _check_apart(out)
+            return
+        rows, width = out[g].shape
+        end = begin + ((rows - 1) * out[g].stride(0) + width) * out[g].element_size()
+
+
+def _check_apart(out: Sequence[torch.Tensor]) -> None:
+    """Refuse tables that share an element; columns of one wider matrix may alternate."""
+    rows = np.array(
+        [
+            (table.data_ptr() + 4 * row * table.stride(0), 4 * table.shape[1], g)
+            for g, table in enumerate(out)
+            for row in range(len(table) if table.numel() else 0)
+        ],
+        dtype=np.int64,
+    )
+    rows = rows[np.lexsort((rows[:, 2], rows[:, 0]))]
+    shared = np.flatnonzero(rows[1:, 0] < rows[:-1, 0] + rows[:-1, 1])
+    if len(shared):
+        first, second = sorted(rows[shared[0] : shared[0] + 2, 2].tolist())
+        raise InvalidArgumentError(
+            f"out[{second}]", expected="a table of its own", actual=f"the memory of out[{first}]"
+        )
 
 
 def is_own_table_list(backend: Backend, out: Sequence[torch.Tensor]) -> bool:
@@ -82,37 +104,42 @@ def is_own_table_list(backend: Backend, out: Sequence[torch.Tensor]) -> bool:
     Raises:
         InvalidArgumentError: it is a part of the manager's memory, written behind its back.
     """
-    own = backend.input_tables
-    if out and all(a.data_ptr() == b.data_ptr() for a, b in zip(out, own, strict=True)):
+    gathered = backend.input_tables
+    if out and all(a.data_ptr() == b.data_ptr() for a, b in zip(out, gathered, strict=True)):
         return True
-    storages = [
-        arena.untyped_storage().data_ptr() for arena in (backend.arena, backend.input_arena)
-    ]
+    own = backend.table_storages | backend.slot_storages
     for g, table in enumerate(out):
-        if table.untyped_storage().data_ptr() in storages:
+        if table.untyped_storage().data_ptr() in own:
             raise InvalidArgumentError(
                 f"out[{g}]",
                 expected="memory outside the manager, or input_block_tables whole",
-                actual="a part of its tables",
+                actual="a part of its memory",
             )
     return False
 
 
 def check_slots_out(
-    layout: TableLayout, device: torch.device, out: torch.Tensor, largest_ids: Sequence[int]
+    backend: Backend, device: torch.device, out: torch.Tensor, largest_ids: Sequence[int]
 ) -> None:
     """Check an output of slots: [G, capacity], int32 or int64, wide enough for every slot.
 
     Raises:
-        InvalidArgumentError: wrong shape, dtype or device, or an int32 buffer that a slot of a
-            block already in the tables does not fit.
+        InvalidArgumentError: wrong shape, dtype or device, an int32 buffer that a slot of a block
+            already in the tables does not fit, or the memory of the tables themselves.
     """
+    layout = backend.layout
     check_matrix("out", out, INDEX_DTYPES, device, (layout.num_groups, 0))
     if out.shape[0] != layout.num_groups:
         raise InvalidArgumentError(
             "out",
             expected=f"{layout.num_groups} rows, one per KV cache group",
             actual=f"{out.shape[0]}",
+        )
+    if out.untyped_storage().data_ptr() in backend.table_storages:
+        raise InvalidArgumentError(
+            "out",
+            expected="memory outside the manager's tables and row lengths",
+            actual="a part of them",
         )
     if out.dtype is torch.int64 or layout.slot_dtype is torch.int32:
         return

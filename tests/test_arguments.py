@@ -116,26 +116,26 @@ def test_empty_out_tables_may_share_their_address() -> None:
     ("largest", "fits"), [(2**27 - 1, True), (2**27, False), (0, True), (2**31 - 1, False)]
 )
 def test_int32_out_fits_up_to_the_last_slot(largest: int, fits: bool) -> None:
-    layout = tables().layout
+    backend = tables()._backend
     out = torch.zeros(2, 4, dtype=torch.int32)
-    check_slots_out(layout, CPU, out.long(), [largest, 0])
+    check_slots_out(backend, CPU, out.long(), [largest, 0])
     if fits:
-        check_slots_out(layout, CPU, out, [largest, 0])
+        check_slots_out(backend, CPU, out, [largest, 0])
     else:
         last_slot = (largest + 1) * 16 - 1
         with pytest.raises(InvalidArgumentError, match=f"group 0 .*{last_slot}"):
-            check_slots_out(layout, CPU, out, [largest, 0])
+            check_slots_out(backend, CPU, out, [largest, 0])
 
 
 def test_int32_out_that_misses_one_slot_is_refused() -> None:
     """A block size of 3 puts a last slot on 2**31 itself."""
-    layout = AscendBlockTables.from_groups(
+    backend = AscendBlockTables.from_groups(
         [KVCacheGroup(3, 8)], max_num_reqs=1, max_num_batched_tokens=4
-    ).layout
+    )._backend
     out = torch.zeros(1, 4, dtype=torch.int32)
-    check_slots_out(layout, CPU, out, [715827881])
+    check_slots_out(backend, CPU, out, [715827881])
     with pytest.raises(InvalidArgumentError, match="2147483648"):
-        check_slots_out(layout, CPU, out, [715827882])
+        check_slots_out(backend, CPU, out, [715827882])
 
 
 def test_batch_contents() -> None:

@@ -1281,3 +1281,88 @@ def test_state_group_modes_by_list() -> None:
     )
     tables.append_block_ids(0, [[5], [6]], overwrite=True)
     assert slots_after_apply(tables, [(0, [1])]) == [[81], [-1]]
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        lambda tables: tables.num_blocks.gpu,
+        lambda tables: tables.input_block_tables[0][:2],
+        lambda tables: tables.block_tables[1].gpu[:2, 4:],
+    ],
+    ids=["row lengths", "gathered", "source"],
+)
+def test_slots_are_not_written_into_the_tables(tables: AscendBlockTables, memory: Any) -> None:
+    before = [tables.num_blocks.gpu.clone(), *(table.clone() for table in tables._backend.tables)]
+    for call in (
+        lambda: Call(tables, "compute_slot_mappings", {"out": memory(tables)})(),
+        lambda: tables.map_tokens(int32(tables, [0]), int64(tables, [3]), out=memory(tables)),
+    ):
+        with pytest.raises(InvalidArgumentError, match="out: expected memory outside the manager"):
+            call()
+    after = [tables.num_blocks.gpu, *tables._backend.tables]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_tables_to_gather_into_share_no_element(tables: AscendBlockTables) -> None:
+    rows = int32(tables, [0])
+    whole = torch.zeros(4, 24, dtype=torch.int32, device=tables.device)
+    apart = (whole[:, :8], whole[:, 8:16])  # columns of one matrix
+    tables.gather_block_tables(rows, 1, out=apart)
+    assert whole[0].count_nonzero() > 2
+    flat = torch.zeros(100, dtype=torch.int32, device=tables.device)
+    for first, second in (
+        (whole[:, :8], whole[:, 7:15]),
+        (whole[:, 8:16], whole[:, :9]),
+        (flat[:64].view(8, 8), flat[63:95].view(4, 8)),
+        (flat[40:64].view(3, 8), flat[:64].view(4, 16)[:, :9]),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"out\[1\]: .* the memory of out\[0\]"):
+            tables.gather_block_tables(rows, 1, out=(first, second))
+    slots_part = tables.slot_mappings.view(torch.int32).reshape(-1)[:16].view(2, 8)
+    other = torch.zeros(2, 8, dtype=torch.int32, device=tables.device)
+    with pytest.raises(InvalidArgumentError, match=r"out\[0\]: expected memory outside"):
+        tables.gather_block_tables(rows, 1, out=(slots_part, other))
+
+
+def test_row_lengths_are_read_only_for_callers(tables: AscendBlockTables) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        tables.num_blocks.np[0, 0] = -5
+
+
+def test_a_capacity_that_is_more_than_was_said_is_explained() -> None:
+    tables = build(groups=[KVCacheGroup(16, 4, name="full")])
+    tables.append_block_ids(0, [[1] * 7], overwrite=False)
+    with pytest.raises(RowCapacityError) as raised:
+        tables.append_block_ids(0, [[1, 2]], overwrite=False)
+    assert (
+        "group 0 (full): expected at most 8 columns in the row (4 of max_num_blocks, aligned to "
+        "whole multiples of 128 tokens); got 9 > 8"
+    ) in str(raised.value)
+
+
+def test_an_error_about_one_of_nine_groups_names_it() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        AscendBlockTables(
+            [16] * 9, 2, 8, [4] * 9, "cpu", kernel_block_sizes=[16] * 8 + [12]
+        )
+    assert str(raised.value).startswith("groups[8]: kernel_block_size: expected a divisor")
+    with pytest.raises(ConfigurationError, match=r"^group \(draft\): kernel_block_size: expected"):
+        KVCacheGroup(16, 4, 12, name="draft")
+
+
+def test_a_manager_says_what_it_is(tables: AscendBlockTables) -> None:
+    text = repr(tables)
+    assert "2 groups (full: paged, 8 columns of 16, 1: paged, 8 columns of 32)" in text
+    assert "4 rows, 16 tokens" in text
+    assert f"{tables._backend.name} backend on {tables.device}>" in text
+
+
+def test_a_fault_names_its_group(tables: AscendBlockTables) -> None:
+    slots(tables, [(0, [100])])
+    named, unnamed = tables.take_faults()
+    assert (named.group_name, str(named)) == (
+        "full",
+        "1 x column out of row in group 0 (full)",
+    )
+    assert str(unnamed) == "1 x column out of row in group 1"

@@ -114,9 +114,9 @@ def test_a_redirected_write_holds_the_null_block(make_tables: MakeTables) -> Non
     [
         ((9, [0, 0, 0], [[], [], []]), InvalidArgumentError, r"req_index: .*\[0, 4\); got 9"),
         ((True, [0, 0, 0], [[], [], []]), InvalidArgumentError, "req_index.*got True"),
-        ((0, [0, 0], [[], [], []]), InvalidArgumentError, "first_blocks.*3 entries.*got 2"),
-        ((0, 0, [[], [], []]), InvalidArgumentError, "first_blocks.*3 entries.*got int"),
-        ((0, [0, 0, 0], [[], []]), InvalidArgumentError, "new_block_ids.*3 entries.*got 2"),
+        ((0, [0, 0], [[], [], []]), InvalidArgumentError, "first_blocks.*3 numbers.*got 2"),
+        ((0, 0, [[], [], []]), InvalidArgumentError, "first_blocks.*3 numbers.*got int"),
+        ((0, [0, 0, 0], [[], []]), InvalidArgumentError, "new_block_ids.*3 lists.*got 2"),
         (
             (0, [4, 0, 0], [[1], [], []]),
             InvalidArgumentError,

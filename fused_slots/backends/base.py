@@ -92,6 +92,9 @@ class Backend(ABC):
         slots = (num_groups, layout.max_num_batched_tokens)
         self.slot_mappings = self.allocate(slots, layout.slot_dtype, PAD_SLOT_ID)
         self.draft_slot_mappings = self.allocate(slots, layout.slot_dtype, PAD_SLOT_ID)
+        self.table_storages = _storages(self.arena, self.input_arena, self.num_columns)
+        """Addresses of the memory that only the backend writes."""
+        self.slot_storages = _storages(self.slot_mappings, self.draft_slot_mappings)
 
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, fill: int) -> torch.Tensor:
         """A device tensor filled with `fill`, at one address for the manager's life."""
@@ -165,3 +168,7 @@ class Backend(ABC):
             arena[offset : offset + rows * width].view(rows, width)
             for offset, width in zip(self.layout.offsets, self.layout.widths, strict=False)
         )
+
+
+def _storages(*tensors: torch.Tensor) -> frozenset[int]:
+    return frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)

@@ -72,8 +72,8 @@ def plain_write(
         InvalidArgumentError, BlockIdError, RowCapacityError: as `HostRows.write`.
     """
     row = check_row(layout, req_index)
-    _check_lists(layout, f"new_block_ids of request row {row}", new_block_ids)
-    _check_lists(layout, f"first_blocks of request row {row}", first_blocks)
+    _check_lists(layout, f"new_block_ids of request row {row}", new_block_ids, "lists")
+    _check_lists(layout, f"first_blocks of request row {row}", first_blocks, "numbers")
     begins, lists = [], []
     for g, (first, group_ids) in enumerate(zip(first_blocks, new_block_ids, strict=True)):
         n = layout.groups[g].columns_per_block
@@ -122,7 +122,7 @@ def check_request(
     check_row(layout, req_index)
     if not isinstance(overwrite, (bool, np.bool_)):
         raise InvalidArgumentError("overwrite", expected="True or False", actual=repr(overwrite))
-    _check_lists(layout, f"new_block_ids of request row {req_index}", new_block_ids)
+    _check_lists(layout, f"new_block_ids of request row {req_index}", new_block_ids, "lists")
 
 
 def plain_ids(layout: TableLayout, req_index: int, g: int, group_ids: Sequence[int]) -> list[int]:
@@ -158,22 +158,24 @@ def raise_over_capacity(
     Raises:
         RowCapacityError: always.
     """
-    width = layout.widths[g]
+    width, group = layout.widths[g], layout.groups[g]
+    said = group.max_num_blocks * group.columns_per_block
+    aligned = f" ({said} of max_num_blocks, aligned to whole multiples of 128 tokens)"
     raise RowCapacityError(
         f"new_block_ids of request row {req_index}, {layout.describe(g)}",
-        expected=f"at most {width} columns in the row",
+        expected=f"at most {width} columns in the row{aligned if width > said else ''}",
         actual=f"{end} > {width} ({begin} filled, {end - begin} new)",
         hint="Raise max_num_blocks of the group (max_num_blocks_per_group), or limit the "
         "request's length; nothing was staged for any group",
     )
 
 
-def _check_lists(layout: TableLayout, argument: str, values: Sequence[object]) -> None:
+def _check_lists(layout: TableLayout, argument: str, values: Sequence[object], what: str) -> None:
     is_list = _is_list(values)
     if not is_list or len(values) != layout.num_groups:
         raise InvalidArgumentError(
             argument,
-            expected=f"{layout.num_groups} entries, one per KV cache group",
+            expected=f"{layout.num_groups} {what}, one per KV cache group",
             actual=str(len(values)) if is_list else type(values).__name__,
         )
 

@@ -96,16 +96,16 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         r"block_tables\[1\]\.gpu\[0, 0\] = 7 is not part 0",
     ),
     "host length negative": (
-        lambda tables: tables.num_blocks.np[0].__setitem__(3, -1),
+        lambda tables: tables._rows.num_columns[0].__setitem__(3, -1),
         r"num_blocks\.np\[0, 3\] = -1 is not a multiple of 1 in \[0, 8\]",
     ),
     "host length beyond the row": (
-        lambda tables: tables.num_blocks.np[0].__setitem__(3, 9),
+        lambda tables: tables._rows.num_columns[0].__setitem__(3, 9),
         r"num_blocks\.np\[0, 3\] = 9 is not",
     ),
     "host length of half a block": (
         lambda tables: (
-            tables.num_blocks.np[1].__setitem__(0, 3),
+            tables._rows.num_columns[1].__setitem__(0, 3),
             tables.num_blocks.gpu[1, 0].fill_(3),
         ),
         r"num_blocks\.np\[1, 0\] = 3 is not a multiple of 2",
