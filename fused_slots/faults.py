@@ -18,7 +18,6 @@ import numpy.typing as npt
 INT32_MAX = 2**31 - 1
 
 
-
 class BlockTableError(ValueError):
     """Base of every error that a caller of this package can meet.
 

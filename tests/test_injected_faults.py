@@ -304,7 +304,7 @@ def test_device_faults_are_counted_and_the_batch_survives() -> None:
 
 def test_more_faults_than_can_be_detailed() -> None:
     tables = build(rows={0: [[5]]}, checked=True, max_num_batched_tokens=200)
-    slots(tables, [(0, [16] * 150), (9, [0] * 20)])
+    slots(tables, [(0, range(16, 166)), (9, [0] * 20)])
     records = tables.take_faults()
     assert len(records) == base.FAULT_DETAILS + 1
     assert all(fault.count == 1 and fault.row >= 0 for fault in records[: base.FAULT_DETAILS])
