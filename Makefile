@@ -19,7 +19,7 @@ EXTRA_TESTS += $(if $(filter test-vllm,$(EXTRA_TESTS)),test-releases)
 # Each run leaves its own coverage data; `coverage`, at the end of `make test`, adds them up.
 MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 
-.PHONY: help demo test test-main test-interpreted test-wheel test-ascend test-vllm \
+.PHONY: public-kernels help demo test test-main test-interpreted test-wheel test-ascend test-vllm \
 	test-releases forget-coverage coverage lint bench bench-compare verify-long clean
 .NOTPARALLEL:
 
@@ -57,7 +57,18 @@ test-wheel: $(ENV)
 	PIP_CONSTRAINT=constraints.txt .cache/wheel/venv/bin/python $(PIP_INSTALL) .cache/wheel/*.whl
 	cd .cache/wheel && venv/bin/python -I ../../tests/wheel_smoke.py venv/bin/fused-slots
 
-test-ascend: .venv-ascend/.installed
+# vllm-ascend's own kernels, to be compiled and counted beside ours: unpacked, never installed.
+PUBLIC := tests/ascend/.cache/vllm_ascend-0.30.0rc2
+public-kernels: $(PUBLIC)/.unpacked
+$(PUBLIC)/.unpacked: | .venv-ascend/.installed
+	@mkdir -p $(PUBLIC)
+	COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b3 .venv-ascend/bin/python -m pip download -q \
+		--no-deps --no-build-isolation --no-binary :all: -d $(PUBLIC) vllm-ascend==0.30.0rc2
+	tar -xzf $(PUBLIC)/*.tar.gz --strip-components=1 -C $(PUBLIC) --wildcards '*.py'
+	rm $(PUBLIC)/*.tar.gz
+	@touch $@
+
+test-ascend: .venv-ascend/.installed public-kernels
 	.venv-ascend/bin/python -m pytest tests/ascend $(PYTEST_ARGS)
 
 test-vllm: .venv-vllm/.installed

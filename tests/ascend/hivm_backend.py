@@ -99,6 +99,10 @@ class HivmBackend(HostAscend):
     modes: ClassVar[Modes] = EXACT
     seed: ClassVar[int] = 0
     recorded: ClassVar[bool] = False
+    cores: ClassVar[int] = 40
+
+    def count_cores(self) -> int:
+        return self.cores
 
     def make_launcher(self) -> Launcher:
         return HivmLauncher(self.target, self.modes, self.seed, self.recorded)
@@ -124,10 +128,11 @@ class HivmBackend(HostAscend):
 
 @contextmanager
 def executed_on(
-    target: str, *, modes: Modes = EXACT, seed: int = 0, recorded: bool = False
+    target: str, *, modes: Modes = EXACT, seed: int = 0, recorded: bool = False, cores: int = 40
 ) -> Iterator[None]:
     """Managers built in this context run executed code of `target`."""
-    attributes = {"target": target, "modes": modes, "seed": seed, "recorded": recorded}
+    attributes = {"target": target, "modes": modes, "seed": seed, "recorded": recorded,
+                  "cores": cores}  # fmt: skip
     chosen = type("HivmBackend", (HivmBackend,), attributes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fused_slots.block_tables.backend_class", lambda device: chosen)

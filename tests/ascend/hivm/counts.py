@@ -12,11 +12,13 @@ class Counts:
     """Dynamic work of one program.
 
     `scalar_ops`: integer, compare, select and affine operations and single-element loads and
-    stores; constants, width casts and address views are free. `vector_calls`: library calls on
+    stores; constants and address views are free. `casts`: changes of an integer's width, which
+    another compiler may or may not need an instruction for. `vector_calls`: library calls on
     910B, vector functions on 950. `vector_repeats`: 256-byte steps of the vector unit.
     """
 
     scalar_ops: int = 0
+    casts: int = 0
     vector_calls: int = 0
     vector_repeats: int = 0
     gm_scalar_loads: int = 0
@@ -42,10 +44,13 @@ class Counts:
 
 
 _SCALAR_DIALECTS = ("arith.", "affine.", "llvm.", "math.")
+_CASTS = {
+    "arith.index_cast", "arith.extsi", "arith.extui", "arith.trunci", "llvm.sext", "llvm.zext",
+    "llvm.trunc",
+}  # fmt: skip
 _FREE = {
-    "arith.constant", "arith.index_cast", "arith.extsi", "arith.extui", "arith.trunci",
-    "llvm.mlir.constant", "llvm.sext", "llvm.zext", "llvm.trunc", "llvm.extractvalue",
-    "llvm.getelementptr", "llvm.alloca", "llvm.bitcast", "llvm.mlir.undef", "llvm.insertvalue",
+    "arith.constant", "llvm.mlir.constant", "llvm.extractvalue", "llvm.getelementptr",
+    "llvm.alloca", "llvm.bitcast", "llvm.mlir.undef", "llvm.insertvalue",
 }  # fmt: skip
 _ACCESSES = {"memref.load", "memref.store"}
 _FLAGS = {"hivm.hir.set_flag", "hivm.hir.wait_flag"}
@@ -55,7 +60,9 @@ def static_counts(names: list[str]) -> Counts:
     """Counts of a straight line of operations, library calls left out: they count themselves."""
     counts = Counts()
     for name in names:
-        if name in _ACCESSES or (name.startswith(_SCALAR_DIALECTS) and name not in _FREE):
+        if name in _CASTS:
+            counts.casts += 1
+        elif name in _ACCESSES or (name.startswith(_SCALAR_DIALECTS) and name not in _FREE):
             counts.scalar_ops += 1
         elif name in _FLAGS:
             counts.flags += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -65,12 +66,14 @@ def execute(
     modes: Modes = EXACT,
     seed: int = 0,
     recorded: bool = False,
+    memory: Sequence[np.ndarray] = (),
 ) -> Execution:
     """Runs `module.entry` over the grid; the caller's arrays are not changed.
 
     `arguments` are the kernel's runtime arguments in order: an array for a pointer (of the
     pointer's element type), an int for a scalar, Alias for memory that an earlier argument
-    names, Pointers for a table of addresses. `recorded` keeps a trace of every program. Raises a
+    names, Pointers for a table of addresses. `memory` is more of it, numbered on behind the
+    arguments, that only addresses reach. `recorded` keeps a trace of every program. Raises a
     HivmFault that names the HIVM line and the program: OutOfBounds, Race, UninitialisedRead,
     FlagImbalance, UnsupportedOperation.
     """
@@ -80,7 +83,7 @@ def execute(
     expected = len(entry.arguments) - _LEADING - 3
     if len(arguments) != expected:
         raise ValueError(f"{entry.name} takes {expected} arguments, {len(arguments)} given")
-    buffers, values = _bind(arguments)
+    buffers, values = _bind([*arguments, *memory])
     recorder = Recorder() if recorded else None
     runtime = Runtime(module.ub_capacity, modes, recorder)
     runtime.buffers = buffers
@@ -94,7 +97,7 @@ def execute(
         for buffer in buffers:
             buffer.program = block
         try:
-            program.functions[entry.name](runtime, 0, None, None, *values, x, y, z)
+            program.functions[entry.name](runtime, 0, None, None, *values[:expected], x, y, z)
             runtime.finish()
         except HivmFault as fault:
             fault.where = _where(fault, program, module, block)
@@ -106,7 +109,7 @@ def execute(
             if visits:
                 counts[block].add(cost, visits)
     ordered = [traces[block] for block in sorted(traces)]
-    return Execution(_outputs(arguments, buffers), counts, ordered)
+    return Execution(_outputs([*arguments, *memory], buffers), counts, ordered)
 
 
 def _translated(module: Module, recorded: bool) -> Program:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 PIPES = ("S", "V", "MTE2", "MTE3")
+LINE = 64  # bytes: of the cache between the scalar unit and global memory
 _OTHERS = {"MTE1": "MTE2", "M": "V", "FIX": "MTE3"}
 
 
@@ -45,16 +46,18 @@ class Unordered:
 
 @dataclass
 class Trace:
-    """One program: actions in order of issue, conflicts as (earlier, later) instruction numbers.
+    """One program: actions in order of issue, and conflicts: earlier instructions by the later one.
 
-    Actions: ("issue", number), ("scalar", operations), ("set" | "wait", event, line) and
-    ("barrier", pipe, line).
+    `touched` holds the bytes of each instruction's operands, `missed` the scalar accesses to a line
+    of global memory that the program had not accessed before. Actions: ("issue", number),
+    ("scalar", operations), ("set" | "wait", event, line) and ("barrier", pipe, line).
     """
 
     instructions: list[Instruction] = field(default_factory=list)
     actions: list[tuple[Any, ...]] = field(default_factory=list)
     conflicts: dict[int, list[int]] = field(default_factory=dict)
     touched: list[int] = field(default_factory=list)
+    missed: set[int] = field(default_factory=set)
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -128,10 +131,12 @@ class Recorder:
         self._memories: dict[int, _Touched] = {}
         self._issued = 0
         self._base = 0
+        self._cached = set[tuple[int, int]]()
 
     def start_program(self) -> None:
         self.trace = Trace()
         self._base = self._issued + 1
+        self._cached = set[tuple[int, int]]()
 
     def issue(self, pipe: str, line: int, name: str) -> None:
         self._issued += 1
@@ -150,6 +155,11 @@ class Recorder:
             known = self._memories[id(memory)] = _Touched(len(memory.data))
         pipe = self.trace.instructions[-1].pipe
         self.trace.touched[-1] += last - first
+        if memory.name != "UB" and pipe == "S":
+            line = (id(memory), first // LINE)
+            if line not in self._cached:
+                self._cached.add(line)
+                self.trace.missed.add(len(self.trace.instructions) - 1)
         self._conflicts(known.writer[first:last])
         if write:
             for reader in known.readers.values():
