@@ -96,6 +96,7 @@ class Backend(ABC):
         """Addresses of the memory that only the backend writes."""
         self.slot_storages = _storages(self.slot_mappings, self.draft_slot_mappings)
 
+    @torch.inference_mode(False)  # a tensor that is made in inference mode is written there alone
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, fill: int) -> torch.Tensor:
         """A device tensor filled with `fill`, at one address for the manager's life."""
         return torch.full(shape, fill, dtype=dtype, device=self.device)

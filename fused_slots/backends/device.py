@@ -180,7 +180,8 @@ class DeviceBackend(Backend):
             self.refuse_capture("the first gather into these out tables")
             if len(self._out_tables) >= KEPT_OUT_TABLES:
                 self._out_tables = dict(self._captured_out_tables)
-            self._out_tables[numbers] = torch.tensor(numbers, dtype=torch.int64).to(self.device)
+            kept = torch.tensor(numbers, dtype=torch.int64, device="cpu").to(self.device)
+            self._out_tables[numbers] = kept
         if self.is_capturing():
             self._captured_out_tables[numbers] = self._out_tables[numbers]
         return self._out_tables[numbers]

@@ -42,7 +42,9 @@ class GpuBackend(DeviceBackend):
         self._helpers = plan.gather_helpers(widest, num_rows, num_groups)
         self._state = self.allocate((self._helpers, num_groups, num_rows, 2), torch.int64, 0)
         self._full_extents = self.allocate((num_groups, 1), torch.int64, 0)
-        self._full_extents[:, 0].copy_(torch.tensor(layout.widths, dtype=torch.int64) << 32)
+        self._full_extents[:, 0].copy_(
+            torch.tensor(layout.widths, dtype=torch.int64, device="cpu") << 32
+        )
         # Unchecked kernels do not touch them.
         self._details = self._faults
         if checked:

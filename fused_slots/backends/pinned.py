@@ -28,8 +28,9 @@ SMALLEST = 512
 class _Packet:
     """One place of the ring: pinned memory and its copy on the device, by size class."""
 
+    @torch.inference_mode(False)  # it is written in later calls that may be outside of that mode
     def __init__(self, size: int, device: torch.device, pinned: bool) -> None:
-        self.host = torch.empty(size, dtype=torch.int32, pin_memory=pinned)
+        self.host = torch.empty(size, dtype=torch.int32, device="cpu", pin_memory=pinned)
         self.array = self.host.numpy()
         self.copy = torch.empty(size, dtype=torch.int32, device=device)
         sizes = [SMALLEST << power for power in range((size // SMALLEST).bit_length())]
@@ -111,7 +112,7 @@ class PinnedRing:
 
 def _pinned_memory_works(device: torch.device) -> bool:
     """Copy a pattern through pinned memory and look whether it arrives."""
-    pattern = torch.arange(1024, dtype=torch.int32)
+    pattern = torch.arange(1024, dtype=torch.int32, device="cpu")
     try:
         pinned = pattern.pin_memory()
         arrived = torch.empty_like(pattern, device=device).copy_(pinned, non_blocking=True)

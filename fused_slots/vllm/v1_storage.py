@@ -65,6 +65,7 @@ class Storage:
             the rows while an earlier commit is on its way.
     """
 
+    @torch.inference_mode(False)  # engines build in that mode, too, and write outside of it
     def __init__(
         self, manager: AscendBlockTables, pin_memory: bool, snapshot_rows: bool = False
     ) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -212,6 +212,26 @@ def test_a_step_is_one_launch_on_the_current_stream(npu: FakeNpu) -> None:
     assert planes(launch)[:2] == [[0] * 8, [0, 2, *[0] * 6]]
     assert staged_ids(launch, 1, 0, 2) == [5, 6]
     assert tables.launches == 1
+
+
+@pytest.mark.parametrize("defaults", [lambda: torch.device("meta"), torch.inference_mode])
+def test_memory_of_the_host_is_there_whatever_a_caller_has_set(
+    npu: FakeNpu, defaults: Callable[[], AbstractContextManager[Any]]
+) -> None:
+    idx_mapping, query_start_loc, positions = batch()
+    with defaults():
+        tables = make()
+        tables.append_block_ids(1, ([5, 6],), overwrite=True)
+        tables.step(idx_mapping, query_start_loc, positions)
+    tables.append_block_ids(1, ([7],), overwrite=False)
+    out = [torch.zeros_like(table) for table in tables.input_block_tables]
+    with defaults():
+        tables.gather_block_tables(idx_mapping, 2, out=out)
+    tables.init_block_table_layout_tensors()
+    tables.step(idx_mapping, query_start_loc, positions)
+    kept = list(tables._backend._out_tables.values())
+    assert {tensor.device.type for tensor in [tables.slot_mappings, *kept]} == {"cpu"}
+    assert staged_ids(npu.launches[0], 1, 0, 2) == [5, 6]
 
 
 def test_packets_hold_the_lengths_of_rows_written_before(npu: FakeNpu) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,3 +133,24 @@ def test_pinned_memory_that_arrives_changed_is_not_used(
     assert "does not arrive intact" in caplog.text
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
     assert pinned._pinned_memory_works(CPU)
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [lambda: torch.device("meta"), torch.inference_mode],
+    ids=["default device", "inference mode"],
+)
+def test_packets_depend_on_no_default(
+    defaults: Callable[[], AbstractContextManager[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor.clone())
+    with defaults():
+        ring = PinnedRing(CPU, new_event=Event, on_device=Device)
+        monkeypatch.setattr(ring, "_pinned", False)
+        ring.upload(3, lambda array: array.fill(7))
+    assert not caplog.records
+    ring._place = 0
+    packet, _ = ring.upload(3, lambda array: array.fill(8))
+    assert packet[:3].tolist() == [8, 8, 8]

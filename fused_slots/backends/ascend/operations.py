@@ -67,7 +67,7 @@ class AscendOperations(DeviceBackend):
         from fused_slots.kernels.ascend import layout as field
 
         numbers, interleave = descriptor_lines(self.layout), self.layout.context_parallel.interleave
-        lines = torch.zeros((len(numbers), field.LINE_WIDTH.value), dtype=torch.int32)
+        lines = torch.zeros((len(numbers), field.LINE_WIDTH.value), dtype=torch.int32, device="cpu")
         lines[:, : numbers.shape[1]] = numbers
         lines[:, field.INTERLEAVE.value] = interleave
         lines[:, field.INTERLEAVE.value + 1] = shift_of(interleave)
