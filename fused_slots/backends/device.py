@@ -180,8 +180,8 @@ class DeviceBackend(Backend):
             self.refuse_capture("the first gather into these out tables")
             if len(self._out_tables) >= KEPT_OUT_TABLES:
                 self._out_tables = dict(self._captured_out_tables)
-            kept = torch.tensor(numbers, dtype=torch.int64, device="cpu").to(self.device)
-            self._out_tables[numbers] = kept
+            kept = self._out_tables[numbers] = self.allocate((len(numbers),), torch.int64, 0)
+            kept.copy_(torch.tensor(numbers, dtype=torch.int64, device="cpu"))
         if self.is_capturing():
             self._captured_out_tables[numbers] = self._out_tables[numbers]
         return self._out_tables[numbers]
