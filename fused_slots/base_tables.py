@@ -47,6 +47,11 @@ class BaseTables:
     _waiting = False
     """Whether something was put off that the next call must carry out (vllm/deferral.py)."""
 
+    _last_gather: Step | None = None
+    """The last one, into whatever tables: its rows are those of live requests."""
+    _gathered_is_current = False
+    """Whether the gathered tables hold what `_last_gather` wrote, and rows have not changed."""
+
     def _assemble(
         self, layout: TableLayout, backend: type[Backend], device: torch.device, checked: bool
     ) -> None:
@@ -133,6 +138,11 @@ class BaseTables:
             self.launches += 1
         if step.staged is not None:
             step.staged.clear()
+            self._gathered_is_current = False
+        if step.idx_mapping is not None:
+            self._last_gather = step
+            self._gathered_is_current = step.tables_out is None
+            self._rows.released.clear()
 
     def _launch_map(self, step: Step) -> None:
         """Map the batch's tokens and nothing else."""

@@ -35,6 +35,7 @@ class BetweenSteps(BaseTables):
         num_reqs = check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
         if self._waiting:
             self._carry_out()
+        self._gathered_is_current = False
         self._backend.clear_input_tables(num_reqs)
         return self._gathered(num_reqs)
 
@@ -75,6 +76,7 @@ class BetweenSteps(BaseTables):
         """
         if self._waiting:
             self._carry_out()
+        self._gathered_is_current, self._last_gather = False, None
         self._backend.restore(self._rows)
         self._rows.forget_device()
 

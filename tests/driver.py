@@ -34,7 +34,9 @@ class Driver:
         self.rng = rng
         self.events: Counter[str] = Counter()
         self.clean = False
-        """Whether slot_mappings holds a step without repeated rows, as check_integrity wants."""
+        """Whether the last step and gather were an engine's own, as check_integrity wants."""
+        self._any_row = False
+        """Whether the batch has rows that no request may hold."""
         if "poison" in target.features:
             check.poison(range(config.max_num_reqs))
         self._compare_newborn()
@@ -107,12 +109,14 @@ class Driver:
         starts, positions = list(batch.query_start_loc), list(batch.positions)
         replay = None if batch.replay_start is None else list(batch.replay_start)
         lengths = None if batch.replay_len is None else list(batch.replay_len)
+        self._any_row = False
         while self.offers("dummies") and len(idx) < self.config.max_num_reqs and self.chance(0.15):
             b = self.rng.randint(0, len(idx))
             row = self.rng.choice((-1, -1, self.rng.randrange(self.config.max_num_reqs)))
             room = self.config.capacity - starts[-1]
             count = self.rng.randint(0, min(room, 2)) if row < 0 else 0
             self.events["dummy in the batch" if row < 0 else "empty request"] += 1
+            self._any_row |= row >= 0
             idx.insert(b, row)
             owners.insert(b, None)
             if replay is not None:
@@ -170,7 +174,7 @@ class Driver:
             slots = self.check.slots(batch, result, manager.slot_mappings, tokens_padded)
         if self.offers("step"):
             self._check_nothing_pending()
-        self.clean = clean
+        self.clean = clean and not self._any_row
         return slots
 
     def _check_nothing_pending(self) -> None:
@@ -209,6 +213,7 @@ class Driver:
         out: list[torch.Tensor] | None = None,
     ) -> None:
         idx, _, _, _, computed, _ = arguments or self._tensors(batch)
+        self.clean = False  # unless `run` says otherwise: rows without a request may be gathered
         result = self.manager.gather_block_tables(
             idx, reqs_padded, out=out, num_computed_tokens=computed
         )

@@ -179,7 +179,6 @@ class OddDriver(Driver):
             raise Mismatch("dummy slots are not a view of slot_mappings")
         if not bool((manager.slot_mappings == -1).all()):
             raise Mismatch("dummy slots are not all PAD")
-        self.clean = True
         self.check.check_rows()
 
     def _refused_append(self) -> None:

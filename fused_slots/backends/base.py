@@ -83,6 +83,8 @@ class Backend(ABC):
         self.checked = checked
         self._dirty_rows = 0
         """Gathered rows, from the first on, that may hold something."""
+        self._captured_rows = 0
+        """Gathered rows that a graph may fill at any time."""
         num_groups, num_rows = layout.num_groups, layout.max_num_reqs
         self.arena = self.allocate((layout.arena_size,), torch.int32, 0)
         self.input_arena = self.allocate((layout.arena_size,), torch.int32, 0)

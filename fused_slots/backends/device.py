@@ -70,8 +70,6 @@ class DeviceBackend(Backend):
         self.allocate_lines()
         # For arguments that a launch does not read, or reads as "none" in every row.
         self._nothing = self.allocate((layout.max_num_reqs,), torch.int32, -1)
-        # A graph that holds a gather may fill as many rows again at any time.
-        self._captured_rows = 0
         self._powers_of_two = all(is_power_of_two(size) for size in position_divisors(layout))
         self._sharded = layout.context_parallel.size > 1
         self._has_ring = any(group.kind is GroupKind.RING for group in layout.groups)

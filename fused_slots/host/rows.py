@@ -53,6 +53,8 @@ class HostRows:
         self.staging: Staging = make(
             layout, lengths, self.generations, self._largest_ids, self._cells
         )
+        self.released: set[int] = set()
+        """Rows given back since it was last emptied."""
         # Bound here, since a call through a method of this class costs as much as its work.
         self.stage = self.staging.stage
         self.pack = self.staging.pack
@@ -84,7 +86,9 @@ class HostRows:
         Raises:
             InvalidArgumentError: no such row.
         """
-        self.staging.clear_row(check_row(self._layout, req_index))
+        row = check_row(self._layout, req_index)
+        self.staging.clear_row(row)
+        self.released.add(row)
 
     def forget_device(self) -> None:
         """The device's tables hold anything: state rows that are given back are cleared whole."""

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from fused_slots.faults import IntegrityError
+from fused_slots.groups import NULL_BLOCK_ID
 
 if TYPE_CHECKING:
     from fused_slots.base_tables import BaseTables
@@ -25,7 +27,10 @@ def check_integrity(tables: BaseTables) -> None:
         *_buffers_moved(tables),
         *_row_lengths(tables),
         *_row_contents(tables),
+        *_edited_cells(tables),
         *_aliased_slots(tables),
+        *_null_slots(tables),
+        *_shared_blocks(tables),
     ]
     if broken:
         listed = "; ".join(broken[:MAX_LISTED])
@@ -109,3 +114,106 @@ def _aliased_slots(tables: BaseTables) -> Iterator[str]:
                 f"{counts[place]} tokens of the last step, the first is token "
                 f"{tokens[first[place]]}"
             )
+
+
+def _null_slots(tables: BaseTables) -> Iterator[str]:
+    """Tokens of the last step in a null block that is never written.
+
+    Where the manager has none, vLLM's may be written, by as many tokens as redirect there.
+    """
+    null = tables.layout.null_block_id
+    if null is None:
+        return
+    slot_mappings = tables.slot_mappings.cpu().numpy()
+    for g, group in enumerate(tables.layout.groups):
+        if group.kind.is_paged:
+            written = np.flatnonzero(slot_mappings[g] // group.block_size == null)
+            for token in written[:1].tolist():
+                yield (
+                    f"{len(written)} tokens of the last step are written to the null block "
+                    f"({null}) of {tables.layout.describe(g)}, the first is token {token}"
+                )
+
+
+def _edited_cells(tables: BaseTables) -> Iterator[str]:
+    """Gathered cells that are not what the last gather wrote: somebody else did."""
+    step, backend = tables._last_gather, tables._backend
+    if not tables._gathered_is_current or backend._captured_rows or step is None:
+        return
+    rows = live_rows(tables, repeated=True)
+    for g, group in enumerate(tables.layout.groups):
+        source = tables.block_tables[g].gpu.cpu().numpy()
+        filled = tables.num_blocks.gpu[g].cpu().numpy()
+        gathered = tables.input_block_tables[g].cpu().numpy()
+        exists = rows >= 0
+        expected = np.zeros_like(gathered)
+        columns = np.arange(gathered.shape[1])
+        expected[: len(rows)] = source[rows] * (columns < filled[rows][:, None]) * exists[:, None]
+        wrong = gathered != expected
+        if step.num_computed_tokens is not None and group.sliding_window_reach:
+            wrong &= gathered != NULL_BLOCK_ID  # below the window
+        for entry, column in np.argwhere(wrong).tolist():
+            yield (
+                f"input_block_tables[{g}][{entry}, {column}] is {gathered[entry, column]}, the "
+                f"gather wrote {expected[entry, column]}: who writes into gathered tables calls "
+                "invalidate_gathered"
+            )
+
+
+def _shared_blocks(tables: BaseTables) -> Iterator[str]:
+    """Blocks of two live rows in a group that shares none, or of two groups of one pool."""
+    layout = tables.layout
+    pools: dict[str, dict[int, int]] = {}
+    for g, group in enumerate(layout.groups):
+        rows, blocks = held_blocks(tables, g)
+        if not group.prefix_cacheable:
+            pairs = np.unique(np.stack([blocks, rows], axis=1), axis=0)
+            for place in np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0]).tolist():
+                block, row = pairs[place].tolist()
+                yield (
+                    f"block {block} of {layout.describe(g)}, which shares none, is held by row "
+                    f"{row} and by row {pairs[place + 1, 1]}"
+                )
+        owners = pools.setdefault(group.pool, {}) if group.pool else {}
+        for block in np.unique(blocks).tolist():
+            other = owners.setdefault(block, g)
+            if other != g:
+                yield (
+                    f"block {block} of pool {group.pool!r} is held in {layout.describe(other)} "
+                    f"and in {layout.describe(g)}"
+                )
+
+
+def null_block(tables: BaseTables) -> int:
+    """The block that is never written: the manager's, or the one that vLLM never hands out."""
+    null = tables.layout.null_block_id
+    return NULL_BLOCK_ID if null is None else null
+
+
+def live_rows(tables: BaseTables, *, repeated: bool = False) -> npt.NDArray[np.int64]:
+    """Rows of the last gather or step that were not given back since, each once.
+
+    Args:
+        tables: the manager.
+        repeated: as they were gathered instead: all, in that order, -1 where there is no row.
+    """
+    step = tables._last_gather
+    if step is None or step.idx_mapping is None:
+        return np.zeros(0, dtype=np.int64)
+    rows = step.idx_mapping.cpu().numpy().astype(np.int64)
+    exists = (rows >= 0) & (rows < tables.layout.max_num_reqs)
+    if repeated:
+        return np.where(exists, rows, -1)
+    return np.array(sorted({*rows[exists].tolist()} - tables._rows.released), dtype=np.int64)
+
+
+def held_blocks(tables: BaseTables, g: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Row and allocation block of all that live rows hold in a group, the null block apart."""
+    n = tables.layout.groups[g].columns_per_block
+    live = live_rows(tables)
+    filled = tables.num_blocks.gpu[g].cpu().numpy()[live]
+    firsts = tables.block_tables[g].gpu.cpu().numpy()[live, ::n].astype(np.int64)
+    held = np.arange(firsts.shape[1]) * n < filled[:, None]
+    blocks = firsts // n
+    held &= (blocks != NULL_BLOCK_ID) & (blocks != null_block(tables))
+    return np.broadcast_to(live[:, None], held.shape)[held], blocks[held]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fused_slots.arguments import check_count
 from fused_slots.faults import INT32_MAX
 from fused_slots.groups import GroupKind
+from fused_slots.inspect.check import held_blocks, null_block
 from fused_slots.reference import MappedToken, Outcome, map_token
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def explain(
         f"{layout.describe(group)}, row {req_index}, position {position}",
         _sizes(tables, group),
         _row_line(tables, row),
-        *_numbers(tables, group, position, token, replay_start, replay_len),
+        *_numbers(tables, group, req_index, position, token, replay_start, replay_len),
         f"slot = {token.slot}" + (" (PAD)" if token.slot < 0 else "") + f": {token.outcome.value}",
     ]
     return Explanation(token.slot, token.outcome, tuple(filter(None, lines)))
@@ -114,6 +115,7 @@ def _row_line(tables: BaseTables, row: list[int] | None) -> str:
 def _numbers(
     tables: BaseTables,
     group: int,
+    req_index: int,
     position: int,
     token: MappedToken,
     replay_start: int,
@@ -132,9 +134,20 @@ def _numbers(
         size = kind.tokens_per_column
         lines += [
             f"  block id = table[row, {where}] = {token.block_id}",
+            *_who_holds(tables, group, req_index, token.block_id // kind.columns_per_block),
             f"  slot = {token.block_id} * {size} + {token.offset} = {token.slot}",
         ]
     return lines
+
+
+def _who_holds(tables: BaseTables, group: int, req_index: int, block: int) -> list[str]:
+    """That a block is the null block, or which other live rows have it."""
+    if block == null_block(tables):
+        return [f"  block {block} is the null block, which no request owns"]
+    rows, blocks = held_blocks(tables, group)
+    others = sorted({*rows[blocks == block].tolist()} - {req_index})
+    listed = ", ".join(map(str, others[:8])) + (", ..." if len(others) > 8 else "")
+    return [f"  block {block} is shared with rows {listed}"] if others else []
 
 
 def _paged_numbers(tables: BaseTables, group: int, position: int, token: MappedToken) -> list[str]:

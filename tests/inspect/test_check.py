@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -174,4 +175,103 @@ def test_a_colliding_interleave_would_be_found() -> None:
     tables.check_integrity()
     tables.slot_mappings[0, 1] = got[0][2]
     with pytest.raises(IntegrityError, match="written by 2 tokens"):
+        tables.check_integrity()
+
+
+PRIVATE = KVCacheGroup(16, 4, prefix_cacheable=False, name="private")
+
+
+def shared_row(tables: AscendBlockTables, *ids: list[list[int]]) -> AscendBlockTables:
+    for row, block_ids in enumerate(ids):
+        tables.append_block_ids(row, block_ids, overwrite=True)
+    rows = torch.tensor(range(len(ids)), dtype=torch.int32)
+    tables.apply_staged_writes()
+    tables.gather_block_tables(rows, len(ids))
+    return tables
+
+
+def build_groups(*groups: KVCacheGroup, **settings: Any) -> AscendBlockTables:
+    return AscendBlockTables.from_groups(
+        groups, max_num_reqs=4, max_num_batched_tokens=8, **settings
+    )
+
+
+def test_a_block_of_two_live_rows_is_found_though_they_never_write_in_one_step() -> None:
+    tables = shared_row(build_groups(PRIVATE), [[7, 3]], [[2, 7]], [[0]])
+    with pytest.raises(
+        IntegrityError,
+        match=r"block 7 of group 0 \(private\), which shares none, is held by row 0 and by row 1",
+    ):
+        tables.check_integrity()
+    tables.clear_row(1)  # given back: its blocks are others' now
+    tables.check_integrity()
+    tables.append_block_ids(1, [[5]], overwrite=True)
+    tables.apply_staged_writes()
+    tables.gather_block_tables(torch.tensor([0, 1], dtype=torch.int32), 2)
+    tables.check_integrity()
+
+
+def test_rows_outside_the_last_gather_may_hold_what_they_held() -> None:
+    tables = shared_row(build_groups(PRIVATE), [[7, 3]], [[2, 7]])
+    tables.gather_block_tables(torch.tensor([1, -1, 9], dtype=torch.int64), 3)
+    tables.check_integrity()
+
+
+def test_a_cacheable_group_shares_blocks_and_explain_lists_who() -> None:
+    split = KVCacheGroup(32, 4, kernel_block_size=16)
+    tables = shared_row(build_groups(split), [[7, 3]], [[7, 4]], [[7]], [[1]])
+    tables.check_integrity()
+    assert "block 7 is shared with rows 1, 2" in str(tables.explain(0, 0, 17))
+    assert "shared" not in str(tables.explain(0, 0, 40))
+
+
+@pytest.mark.parametrize("pools", [("a", "a", True), ("a", "b", False), ("", "", False)])
+def test_an_id_in_two_groups_of_one_pool_is_found(pools: tuple[str, str, bool]) -> None:
+    first, second, found = pools
+    tables = build_groups(KVCacheGroup(16, 4, pool=first), KVCacheGroup(32, 4, pool=second))
+    shared_row(tables, [[7, 0], [3, 0]], [[2], [7]])
+    if not found:
+        tables.check_integrity()
+        return
+    with pytest.raises(
+        IntegrityError, match="block 7 of pool 'a' is held in group 0 and in group 1"
+    ):
+        tables.check_integrity()
+
+
+def test_an_edited_gathered_cell_is_found_until_the_gather_is_whole_again() -> None:
+    tables = shared_row(build_groups(KVCacheGroup(16, 4, sliding_window_reach=9)), [[5, 6]])
+    tables.check_integrity()
+    tables.input_block_tables[0][0, 3] = 9
+    with pytest.raises(
+        IntegrityError,
+        match=r"input_block_tables\[0\]\[0, 3\] is 9, the gather wrote 0.*invalidate_gathered",
+    ):
+        tables.check_integrity()
+    tables.invalidate_gathered()
+    computed = torch.tensor([40] * 4, dtype=torch.int32)
+    rows = torch.tensor([0], dtype=torch.int32)
+    tables.gather_block_tables(rows, 1, num_computed_tokens=computed)
+    tables.check_integrity()  # a column below the window is zero
+    for table in tables.get_dummy_block_tables(2):
+        table.fill_(3)  # the caller's to write
+    tables.check_integrity()
+    tables.gather_block_tables(rows, 1)
+    tables.append_block_ids(0, [[8]], overwrite=True)
+    tables.apply_staged_writes()
+    tables.check_integrity()  # rows have changed since
+
+
+def test_explain_and_check_say_null_block() -> None:
+    batch = [torch.tensor(values, dtype=torch.int32) for values in ([0], [0, 2])]
+    positions = torch.tensor([3, 16])
+    for null, written in ((None, [3, 112]), (0, [-1, 112])):
+        tables = shared_row(build_groups(KVCacheGroup(16, 4), null_block_id=null), [[0, 7]])
+        assert tables.step(*batch, positions)[1][0, :2].tolist() == written
+        tables.check_integrity()
+        explained = tables.explain(0, 0, 3)
+        assert explained.slot == written[0]
+        assert "block 0 is the null block" in str(explained)
+    tables.slot_mappings[0, 0] = 5  # as no kernel writes it
+    with pytest.raises(IntegrityError, match=r"1 tokens .* null block \(0\) of group 0.*token 0"):
         tables.check_integrity()
