@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from fused_slots import arguments, env, outputs
@@ -16,7 +15,7 @@ from fused_slots.between_steps import BetweenSteps
 from fused_slots.faults import ConfigurationError, InvalidArgumentError, require_bool
 from fused_slots.group_lists import groups_from_lists
 from fused_slots.groups import ContextParallel, KVCacheGroup, SlotMappingMode
-from fused_slots.layout import TableLayout, as_tuple, per_group
+from fused_slots.layout import TableLayout, as_tuple, pool_sizes
 from fused_slots.row_operations import RowOperations
 
 _INT64 = (torch.int64,)
@@ -167,14 +166,12 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         """Both constructors' common end; `settings` go into the layout as they are."""
         torch_device = parse_device(device)
         backend = backend_class(torch_device)
-        if num_blocks is None or isinstance(num_blocks, (int, np.integer)):
-            num_blocks = [num_blocks] * len(groups)
         checked = env.checked() if checked is None else require_bool("checked", checked)
         layout = TableLayout(
             groups=tuple(groups),
             widths=tuple(widths),
             slot_dtype=backend.default_slot_dtype if slot_dtype is None else slot_dtype,
-            num_blocks=per_group("num_blocks", num_blocks, len(groups)),
+            num_blocks=pool_sizes(num_blocks, len(groups)),
             null_block_id=env.null_block_id() if null_block_id is None else null_block_id,
             **settings,
         )

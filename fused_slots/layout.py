@@ -6,11 +6,12 @@ and a scatter over all groups is one operation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 from fused_slots.faults import INT32_MAX, ConfigurationError, require_int
@@ -221,3 +222,16 @@ def per_group(argument: str, values: Iterable[T], num_groups: int) -> tuple[T, .
             actual=f"{len(values)}",
         )
     return values
+
+
+def pool_sizes(
+    num_blocks: int | Sequence[int | None] | None, num_groups: int
+) -> tuple[int | None, ...]:
+    """One pool size per group, of a number for all or a list.
+
+    Raises:
+        ConfigurationError: it has another length.
+    """
+    if num_blocks is None or isinstance(num_blocks, (int, np.integer)):
+        num_blocks = [num_blocks] * num_groups
+    return per_group("num_blocks", num_blocks, num_groups)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fused_slots.backends.base import Step
 from fused_slots.base_tables import BaseTables
+from fused_slots.faults import InvalidArgumentError
+from fused_slots.host.block_ids import null_ids
+from fused_slots.layout import pool_sizes
 
 
 class RowOperations(BaseTables):
@@ -34,7 +38,35 @@ class RowOperations(BaseTables):
         """
         if self._waiting:
             self._carry_out()
-        self._rows.stage(req_index, new_block_ids, overwrite, self.redirect_writes_to_null_block)
+        redirect = self.redirect_writes_to_null_block
+        if redirect:
+            new_block_ids = null_ids(new_block_ids)
+        self._rows.stage(req_index, new_block_ids, overwrite, redirect)
+
+    def resize_pools(self, num_blocks: int | Sequence[int | None] | None) -> None:
+        """Tell the sizes of the pools anew; appended ids are checked against them from now on.
+
+        Rows keep what they hold.
+
+        Args:
+            num_blocks: as at construction.
+
+        Raises:
+            ConfigurationError: a pool whose last slot does not fit the slot dtype; as before then.
+            InvalidArgumentError: writes are staged; apply them first.
+        """
+        if self._waiting:
+            self._carry_out()
+        if self._rows.pending:
+            raise InvalidArgumentError(
+                "resize_pools",
+                expected="no staged writes",
+                actual=f"writes of {self._rows.num_staged_rows} rows",
+                hint="Call apply_staged_writes first",
+            )
+        layout = replace(self.layout, num_blocks=pool_sizes(num_blocks, self.layout.num_groups))
+        self._rows.resize_pools(layout)
+        self.layout = layout
 
     def clear_row(self, req_index: int) -> None:
         """Stage a row's release: it holds nothing in any group until blocks are appended to it.
@@ -75,6 +107,8 @@ class RowOperations(BaseTables):
         if self._waiting:
             self._carry_out()
         redirect = self.redirect_writes_to_null_block
+        if redirect:
+            new_block_ids = null_ids(new_block_ids)
         self._rows.write(req_index, first_blocks, new_block_ids, redirect)
 
     def apply_staged_writes(self) -> None:

@@ -15,6 +15,7 @@ V2 = "vllm.v1.worker.gpu.block_table"
 V2_READER = "vllm.v1.worker.gpu.model_runner"
 V1 = "vllm.v1.worker.block_table"
 V1_READER = "vllm.v1.worker.gpu_input_batch"
+V1_RUNNER = "vllm.v1.worker.gpu_model_runner"
 ASCEND = "vllm_ascend.worker.v2.block_table"
 ASCEND_PATCH = "vllm_ascend.patch.worker.patch_block_table"
 ASCEND_V1 = "vllm_ascend.worker.block_table"
@@ -39,7 +40,7 @@ def package_files(contract: Contract) -> dict[str, str]:
     """The files of a package that poses as the vllm of this contract."""
     version = contract.releases["vllm"][0]
     v2, v1 = contract.tables
-    (runner,) = contract.runners
+    runner = contract.runners[0]
     execute = ", ".join(f"{name}=None" for name in runner.methods["execute_model"])
     return {
         "vllm/__init__.py": f"__version__ = {version!r}",
@@ -52,6 +53,11 @@ class MambaSpec(KVCacheSpec): pass
         path_of(V2): class_text(v2.name, v2.methods),
         path_of(V1): class_text(v1.name, v1.methods),
         path_of(V1_READER): f"from {V1} import MultiGroupBlockTable",
+        path_of(V1_RUNNER): """
+class GPUModelRunner:
+    def execute_model(self, scheduler_output, intermediate_tensors=None):
+        return self.input_batch.block_table.append_row(scheduler_output, 0)
+""",
         path_of(V2_READER): f"""
 from {V2} import BlockTables
 class GPUModelRunner:

@@ -38,6 +38,7 @@ from tests.fake_vllm import (
     FILES,
     V1,
     V1_READER,
+    V1_RUNNER,
     V2,
     V2_READER,
     ascend_files,
@@ -525,6 +526,31 @@ def test_arguments_by_position_are_those_of_the_release(
     with pytest.raises(TypeError):  # vLLM's own class's
         build(*arguments, *range(9))
     assert "15 arguments, of which 10 have names" in caplog.text
+
+
+def test_the_runners_pools_reach_the_tables(vllm: Path) -> None:
+    """v2 and v1: at the first step, and when the config is another object after profiling."""
+    register()
+    v2, v1 = import_module(V2_READER), import_module(V1_RUNNER)
+    runner = v2.GPUModelRunner()
+    runner.block_tables = v2.BlockTables(**SIZES)
+    batch = import_module(V1_READER).MultiGroupBlockTable(2, 8, False, "cpu", [4], [4])
+    old = v1.GPUModelRunner()
+    old.input_batch = SimpleNamespace(block_table=batch)
+    group = SimpleNamespace(kv_cache_spec=None)
+    for num_blocks in (3, 9):
+        config = SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=[group])
+        runner.kv_cache_config = old.kv_cache_config = config
+        runner.execute_model(None)
+        runner.block_tables.append_block_ids(0, [[num_blocks - 1]], overwrite=True)
+        runner.block_tables.apply_staged_writes()
+        with pytest.raises(BlockTableError, match=f"got {num_blocks}"):
+            runner.block_tables.append_block_ids(0, [[num_blocks]], overwrite=True)
+        old.execute_model([[num_blocks - 1]])
+        with pytest.raises(BlockTableError, match=f"got {num_blocks}"):
+            old.execute_model([[num_blocks]])
+    old.input_batch.block_table = SimpleNamespace(append_row=lambda *_: "their own")
+    assert old.execute_model([[4]]) == "their own"
 
 
 def test_the_environment_says_which_runner_runs(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fused_slots.faults import INT32_MAX, BlockIdError, InvalidArgumentError, RowCapacityError
+from fused_slots.groups import NULL_BLOCK_ID
 from fused_slots.layout import TableLayout
 
 PlainRequest = tuple[int, list[list[int]], bool]
@@ -148,6 +149,18 @@ def plain_ids(layout: TableLayout, req_index: int, g: int, group_ids: Sequence[i
                 else "Block ids are non-negative int32 numbers",
             )
     return [int(block_id) for block_id in group_ids]
+
+
+def null_ids(new_block_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+    """The null block in place of every id, of whatever pool; what is no id stays, to be refused."""
+    if not _is_list(new_block_ids):
+        return new_block_ids
+    return [
+        [NULL_BLOCK_ID if _is_int(id_) and 0 <= id_ <= INT32_MAX else id_ for id_ in group_ids]
+        if _is_list(group_ids)
+        else group_ids
+        for group_ids in new_block_ids
+    ]
 
 
 def raise_over_capacity(

@@ -8,6 +8,7 @@ the device, or a kernel does not compile; in mode `strict` the error reaches the
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from fused_slots import env
@@ -22,21 +23,27 @@ class FallsBack(type):
 
     `stock` is None unless the plugin has put the class in another's place; errors then pass, as
     they do from classes derived from it. `arguments` names the stock class's, in their order: ours
-    is given them by name.
+    is given them by name. `built` is called behind each construction in the engine.
     """
 
     stock: type | None = None
     arguments: tuple[str, ...] = ()
+    built: Callable[[], None] = staticmethod(lambda: None)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         stock = vars(cls).get("stock")
         if stock is None:
-            return super().__call__(*args, **kwargs)
+            tables = super().__call__(*args, **kwargs)
+            if cls.stock is not None:
+                cls.built()
+            return tables
         try:
             if len(args) > len(cls.arguments):
                 raise TypeError(f"{len(args)} arguments, of which {len(cls.arguments)} have names")
             named = dict(zip(cls.arguments, args, strict=False))
-            return super().__call__(**named, **kwargs)
+            tables = super().__call__(**named, **kwargs)
+            cls.built()
+            return tables
         except Exception as error:
             if env.VLLM.read() == "strict":
                 raise

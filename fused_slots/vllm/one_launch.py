@@ -1,8 +1,8 @@
-"""The engine's v2 model runner with its tables' writes and gather folded into the slot mapping.
+"""The engine's model runners, wrapped: one launch a step in v2, and pools that the tables know.
 
-The runner's own methods run unchanged; around them the tables may put off what nobody reads yet.
-The runner's module is imported long after the plugin has registered, so its methods are wrapped
-when the first tables are built.
+The runners' own methods run unchanged. Around those of v2 the tables may put off what nobody reads
+yet, so that writes and gather are folded into the slot mapping. A runner's module is imported long
+after the plugin has registered, so its methods are wrapped when the first tables are built.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 from fused_slots.vllm.deferral import DeferringBlockTables
 from fused_slots.vllm.patches import PATCHES
-from fused_slots.vllm.releases.contract import Contract, Methods, check_methods
+from fused_slots.vllm.pools import follow_pools
+from fused_slots.vllm.releases.contract import Contract, Runner, check_methods
+from fused_slots.vllm.v1 import MultiGroupBlockTable
 
 _contract: Contract | None = None
 _OURS = "_fused_slots_wrapped"
@@ -29,37 +31,38 @@ def wrap_runners(contract: Contract | None) -> None:
 
 
 def wrap_loaded_runners() -> None:
-    """Wrap `execute_model` and `prepare_attn` of the runners that are loaded.
+    """Wrap the methods of the runners that are loaded.
 
     Does nothing the second time, and nothing for runners whose tables are the engine's own.
 
     Raises:
-        UnsupportedVllmError: one of the two takes other arguments than in the known release.
+        UnsupportedVllmError: one of v2 takes other arguments than in the known release.
     """
     check_runners()
-    for runner, methods in _loaded(_contract):
-        for name in methods:
-            method = getattr(runner, name)
+    for owner, runner in _loaded(_contract):
+        for name in runner.methods:
+            method = getattr(owner, name)
             if not hasattr(method, _OURS):
-                PATCHES.put(runner, name, _WRAPPERS[name](method))
+                PATCHES.put(owner, name, _WRAPPERS[runner.runner, name](method))
 
 
 def check_runners(contract: Contract | None = None) -> None:
-    """Check the methods of the runners that are loaded.
+    """Check the methods of the v2 runner, if it is loaded; what wraps v1's takes any arguments.
 
     Raises:
         UnsupportedVllmError: one takes other arguments than in the known release.
     """
     contract = contract or _contract
-    for runner, methods in _loaded(contract):
-        check_methods(runner, methods, contract.name if contract else "")
+    for owner, runner in _loaded(contract):
+        if runner.runner == "v2":
+            check_methods(owner, runner.methods, contract.name if contract else "")
 
 
-def _loaded(contract: Contract | None) -> Iterator[tuple[Any, Methods]]:
+def _loaded(contract: Contract | None) -> Iterator[tuple[Any, Runner]]:
     for runner in contract.runners if contract else ():
-        found = getattr(sys.modules.get(runner.module), runner.name, None)
-        if found is not None:
-            yield found, runner.methods
+        owner = getattr(sys.modules.get(runner.module), runner.name, None)
+        if owner is not None:
+            yield owner, runner
 
 
 def _defer_writes(execute_model: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +71,7 @@ def _defer_writes(execute_model: Callable[..., Any]) -> Callable[..., Any]:
         tables = getattr(self, "block_tables", None)
         if not isinstance(tables, DeferringBlockTables):
             return execute_model(self, *args, **kwargs)
+        follow_pools(tables, getattr(self, "kv_cache_config", None))
         with tables.defer_writes():
             return execute_model(self, *args, **kwargs)
 
@@ -89,9 +93,24 @@ def _fuse_gather(prepare_attn: Callable[..., Any]) -> Callable[..., Any]:
     return _mark(wrapped)
 
 
+def _tell_pools(execute_model: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(execute_model)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tables = getattr(getattr(self, "input_batch", None), "block_table", None)
+        if isinstance(tables, MultiGroupBlockTable):
+            follow_pools(tables.manager, getattr(self, "kv_cache_config", None))
+        return execute_model(self, *args, **kwargs)
+
+    return _mark(wrapped)
+
+
 def _mark(wrapped: Callable[..., Any]) -> Callable[..., Any]:
     setattr(wrapped, _OURS, True)
     return wrapped
 
 
-_WRAPPERS = {"execute_model": _defer_writes, "prepare_attn": _fuse_gather}
+_WRAPPERS = {
+    ("v2", "execute_model"): _defer_writes,
+    ("v2", "prepare_attn"): _fuse_gather,
+    ("v1", "execute_model"): _tell_pools,
+}

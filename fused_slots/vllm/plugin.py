@@ -18,7 +18,7 @@ from fused_slots import env
 from fused_slots.faults import BlockTableError
 from fused_slots.vllm.fallback import FallsBack, logger
 from fused_slots.vllm.late_import import LateImports
-from fused_slots.vllm.one_launch import check_runners, wrap_runners
+from fused_slots.vllm.one_launch import check_runners, wrap_loaded_runners, wrap_runners
 from fused_slots.vllm.patches import PATCHES
 from fused_slots.vllm.releases import (
     Contract,
@@ -204,6 +204,7 @@ def _install(contract: Contract, targets: list[_Target]) -> None:
     for target in targets:
         target.stand_in.stock = target.stock
         target.stand_in.arguments = target.tables.methods["__init__"]
+        target.stand_in.built = wrap_loaded_runners
         for module, name in list(target.owners(target.stock)):
             PATCHES.put(module, name, target.stand_in)
         for path in target.tables.builders:

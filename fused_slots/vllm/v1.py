@@ -124,6 +124,11 @@ class MultiGroupBlockTable(metaclass=FallsBack):
         ]
         register_warmup(storage.manager)
 
+    @property
+    def manager(self) -> AscendBlockTables:
+        """What maps the slots, and knows the pools."""
+        return self._storage.manager
+
     def append_row(self, block_ids: Sequence[BlockIds], row_idx: int) -> None:
         """Append allocation blocks to a row in every group, for all groups or for none.
 

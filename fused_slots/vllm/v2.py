@@ -29,10 +29,6 @@ class FusedBlockTables(DeferringBlockTables, metaclass=FallsBack):
             self.warmup()
         else:
             self._backend.try_launch()
-        if type(self).stock is not None:
-            from fused_slots.vllm.one_launch import wrap_loaded_runners
-
-            wrap_loaded_runners()
 
     # What vLLM 0.26 to 0.31 reads of its own class.
 

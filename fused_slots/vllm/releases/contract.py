@@ -59,8 +59,14 @@ class Tables:
 
 @dataclass(frozen=True)
 class Runner:
-    """A model runner class whose methods are wrapped: between them writes may be deferred."""
+    """A model runner class whose methods are wrapped.
 
+    Attributes:
+        runner: "v1" or "v2"; between the v2 runner's methods writes may be deferred.
+        module, name, methods: as of `Tables`.
+    """
+
+    runner: str
     module: str
     name: str
     methods: Methods

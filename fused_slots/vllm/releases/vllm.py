@@ -131,7 +131,9 @@ _V1_READ_0_26 = _V1_READ | {"blocks_per_kv_block", "max_num_blocks_per_req"}
 _V1_READ_0_32 = _V1_READ | {"block_size", "get_numpy_array", "max_num_blocks_per_req"}
 _V1_READ_0_28 = _V1_READ_0_32 | {"blocks_per_kv_block"}
 
-# The v2 runner.
+# The runners.
+
+V1_RUNNER: Methods = {"execute_model": ("scheduler_output", "intermediate_tensors")}
 
 _EXECUTE = (
     *("scheduler_output", "intermediate_tensors", "dummy_run", "skip_attn_for_dummy_run"),
@@ -166,9 +168,12 @@ def _v1(methods: Methods, read_outside: frozenset[str]) -> Tables:
     )
 
 
-def _runner(execute_model: tuple[str, ...]) -> tuple[Runner, ...]:
+def _runners(execute_model: tuple[str, ...]) -> tuple[Runner, ...]:
     methods = {"execute_model": execute_model, "prepare_attn": ("input_batch",)}
-    return (Runner("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", methods),)
+    return (
+        Runner("v2", "vllm.v1.worker.gpu.model_runner", "GPUModelRunner", methods),
+        Runner("v1", "vllm.v1.worker.gpu_model_runner", "GPUModelRunner", V1_RUNNER),
+    )
 
 
 _NEARLY_ALL = "v2 for every model whose features it supports"
@@ -177,7 +182,7 @@ VLLM_0_33 = Contract(
     name="vllm 0.33",
     releases={"vllm": ("0.33.0",)},
     tables=(_v2(_V2_0_33, _V2_READ_0_32), _v1(_V1_0_32, _V1_READ_0_32)),
-    runners=_runner(_EXECUTE_0_31),
+    runners=_runners(_EXECUTE_0_31),
     spec_kinds=_SPECS_0_32,
     default_runner=_NEARLY_ALL,
 )
@@ -185,7 +190,7 @@ VLLM_0_32 = Contract(
     name="vllm 0.32",
     releases={"vllm": ("0.32.0",)},
     tables=(_v2(_V2_0_32, _V2_READ_0_32), _v1(_V1_0_32, _V1_READ_0_32)),
-    runners=_runner(_EXECUTE_0_31),
+    runners=_runners(_EXECUTE_0_31),
     spec_kinds=_SPECS_0_32,
     default_runner=_NEARLY_ALL,
 )
@@ -193,7 +198,7 @@ VLLM_0_31 = Contract(
     name="vllm 0.31",
     releases={"vllm": ("0.31.0",)},
     tables=(_v2(_V2_0_31, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
-    runners=_runner(_EXECUTE_0_31),
+    runners=_runners(_EXECUTE_0_31),
     spec_kinds=_SPECS_0_30,
     default_runner=_NEARLY_ALL,
 )
@@ -201,7 +206,7 @@ VLLM_0_30 = Contract(
     name="vllm 0.30",
     releases={"vllm": ("0.30.0",)},
     tables=(_v2(_V2_0_29, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
-    runners=_runner(_EXECUTE_0_30),
+    runners=_runners(_EXECUTE_0_30),
     spec_kinds=_SPECS_0_30,
     default_runner=_NEARLY_ALL,
 )
@@ -209,7 +214,7 @@ VLLM_0_29 = Contract(
     name="vllm 0.29",
     releases={"vllm": ("0.29.0",)},
     tables=(_v2(_V2_0_29, _V2_READ_0_29), _v1(_V1_0_26, _V1_READ_0_28)),
-    runners=_runner(_EXECUTE_0_28),
+    runners=_runners(_EXECUTE_0_28),
     spec_kinds=_SPECS_0_29,
     default_runner=_NEARLY_ALL,
 )
@@ -217,7 +222,7 @@ VLLM_0_28 = Contract(
     name="vllm 0.28",
     releases={"vllm": ("0.28.0",)},
     tables=(_v2(_V2, _V2_READ_0_26), _v1(_V1_0_26, _V1_READ_0_28)),
-    runners=_runner(_EXECUTE_0_28),
+    runners=_runners(_EXECUTE_0_28),
     spec_kinds=_SPECS_0_28,
     default_runner="v2 for dense models and some named MoE and hybrid ones, v1 for others",
 )
@@ -225,7 +230,7 @@ VLLM_0_26 = Contract(
     name="vllm 0.26 and 0.27",
     releases={"vllm": ("0.26.0", "0.27.0", "0.27.1")},
     tables=(_v2(_V2, _V2_READ_0_26), _v1(_V1_0_26, _V1_READ_0_26)),
-    runners=_runner(_EXECUTE),
+    runners=_runners(_EXECUTE),
     spec_kinds=_SPECS_0_25,
     default_runner="v2 for dense models and some named MoE and hybrid ones, v1 for others",
 )
@@ -233,7 +238,7 @@ VLLM_0_22 = Contract(
     name="vllm 0.22 to 0.25",
     releases={"vllm": ("0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0", "0.25.1")},
     tables=(_v2(_V2_0_22, _V2_READ_0_22), _v1(_V1_0_22, _V1_READ)),
-    runners=_runner(_EXECUTE),
+    runners=_runners(_EXECUTE),
     spec_kinds=_SPECS_0_25,
     default_runner="v1, but for a few architectures; from 0.25 on v2 for dense models",
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fused_slots.vllm.releases.contract import Contract, Methods, Tables
+from fused_slots.vllm.releases.contract import Contract, Methods, Runner, Tables
 from fused_slots.vllm.releases.vllm import (
+    V1_RUNNER,
     VLLM_0_22,
     VLLM_0_26,
     VLLM_0_28,
@@ -59,6 +60,10 @@ def _v2(base: Contract) -> Tables:
     )
 
 
+# It derives from vLLM's, and has an `execute_model` of its own.
+_V1_RUNNER = Runner("v1", "vllm_ascend.worker.model_runner_v1", "NPUModelRunner", V1_RUNNER)
+
+
 def _line(
     name: str, base: Contract, vllm: str, releases: tuple[str, ...], *tables: Tables
 ) -> Contract:
@@ -68,7 +73,7 @@ def _line(
         name=f"vllm-ascend {name}",
         releases={"vllm": (vllm,), "vllm-ascend": releases},
         tables=tables,
-        runners=base.runners if has_v2 else (),
+        runners=(_V1_RUNNER, *base.runners[: int(has_v2)]),
         default_runner="v1; v2 with VLLM_USE_V2_MODEL_RUNNER=1" if has_v2 else "v1, always",
     )
 
