@@ -21,7 +21,7 @@ _INT64 = (torch.int64,)
 
 def check_vector(
     name: str,
-    tensor: torch.Tensor,
+    tensor: torch.Tensor | None,
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
     minimum_length: int = 0,
@@ -47,7 +47,7 @@ def check_vector(
 
 def _vector_error(
     name: str,
-    tensor: torch.Tensor,
+    tensor: torch.Tensor | None,
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
     minimum_length: int,
@@ -146,8 +146,8 @@ def check_gather(
 def check_tokens(
     device: torch.device,
     num_reqs: int,
-    query_start_loc: torch.Tensor,
-    positions: torch.Tensor,
+    query_start_loc: torch.Tensor | None,
+    positions: torch.Tensor | None,
     replay_start: torch.Tensor | None,
     replay_len: torch.Tensor | None,
 ) -> None:
@@ -172,7 +172,7 @@ def check_tokens(
 
 
 def check_host_visible_batch(
-    query_start_loc: torch.Tensor,
+    query_start_loc: torch.Tensor | None,
     num_reqs: int,
     num_positions: int,
     capacity: int,
@@ -184,6 +184,7 @@ def check_host_visible_batch(
         InvalidArgumentError: it does not start at 0, decreases, or names more tokens than there
             are positions, room for, or columns in the view that is returned.
     """
+    assert query_start_loc is not None
     starts = query_start_loc.numpy()[: num_reqs + 1]
     if starts[0] != 0:
         raise InvalidArgumentError(

@@ -14,6 +14,7 @@ from fused_slots.backends.base import Backend, Step
 from fused_slots.faults import ConfigurationError
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
+from fused_slots.threads import guard_threads
 
 CACHED_VIEWS = 64
 """Numbers of rows, and of tokens, for which views of the results are kept."""
@@ -78,6 +79,8 @@ class BaseTables:
         lengths.flags.writeable = False
         self.num_blocks = NumBlocks(lengths, self._backend.num_columns)
         self.slot_mappings = self._backend.slot_mappings
+        if checked:
+            guard_threads(self)
 
     def __repr__(self) -> str:
         layout = self.layout

@@ -26,7 +26,8 @@ class AscendBlockTables(RowOperations, BetweenSteps):
 
     Build it from `KVCacheGroup`s with `from_groups`, or with the keywords of vLLM's v2
     `BlockTables` as below; both give the same object. Every device buffer keeps its address for
-    the manager's life. `arguments` below have one entry per KV cache group where they are lists.
+    the manager's life. One thread at a time may use it; with `checked` a second one gets an error.
+    `arguments` below have one entry per KV cache group where they are lists.
 
     Args:
         block_sizes: tokens per allocation block.
@@ -267,26 +268,17 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         num_tokens_padded = check_count(
             "num_tokens_padded", num_tokens_padded, 0, capacity, "the capacity"
         )
-        self._check_tokens(
-            num_reqs,
+        step = Step(
+            idx_mapping,
             query_start_loc,
             positions,
-            replay_start,
-            replay_len,
-            capacity,
-            num_tokens_padded,
+            num_tokens_padded=num_tokens_padded,
+            replay_start=replay_start,
+            replay_len=replay_len,
+            slots_out=out,
         )
-        self._launch_map(
-            Step(
-                idx_mapping,
-                query_start_loc,
-                positions,
-                num_tokens_padded=num_tokens_padded,
-                replay_start=replay_start,
-                replay_len=replay_len,
-                slots_out=out,
-            )
-        )
+        self._check_tokens(num_reqs, step, capacity)
+        self._launch_map(step)
         return self._mapped(num_tokens_padded) if out is None else out[:, :num_tokens_padded]
 
     def step(
@@ -324,28 +316,19 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         num_tokens_padded = check_count(
             "num_tokens_padded", num_tokens_padded, 0, capacity, "max_num_batched_tokens"
         )
-        self._check_tokens(
-            num_reqs,
+        step = Step(
+            idx_mapping,
             query_start_loc,
             positions,
+            num_reqs_padded,
+            num_tokens_padded,
+            num_computed_tokens,
             replay_start,
             replay_len,
-            capacity,
-            num_tokens_padded,
+            self._staged("step"),
         )
-        self._launch(
-            Step(
-                idx_mapping,
-                query_start_loc,
-                positions,
-                num_reqs_padded,
-                num_tokens_padded,
-                num_computed_tokens,
-                replay_start,
-                replay_len,
-                staged=self._staged("step"),
-            )
-        )
+        self._check_tokens(num_reqs, step, capacity)
+        self._launch(step)
         return self._gathered(num_reqs_padded), self._mapped(num_tokens_padded)
 
     def map_tokens(
@@ -385,20 +368,14 @@ class AscendBlockTables(RowOperations, BetweenSteps):
             self.launches += 1
         return slots[:, :num_tokens]
 
-    def _check_tokens(
-        self,
-        num_reqs: int,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        replay_start: torch.Tensor | None,
-        replay_len: torch.Tensor | None,
-        capacity: int,
-        num_tokens_padded: int,
-    ) -> None:
+    def _check_tokens(self, num_reqs: int, step: Step, capacity: int) -> None:
+        """Check what a step says about tokens, as far as the host sees it."""
+        starts, positions = step.query_start_loc, step.positions
         arguments.check_tokens(
-            self.device, num_reqs, query_start_loc, positions, replay_start, replay_len
+            self.device, num_reqs, starts, positions, step.replay_start, step.replay_len
         )
         if self._backend.reads_tensors_on_host:
+            num_positions = 0 if positions is None else positions.shape[0]
             arguments.check_host_visible_batch(
-                query_start_loc, num_reqs, positions.shape[0], capacity, num_tokens_padded
+                starts, num_reqs, num_positions, capacity, step.num_tokens_padded
             )

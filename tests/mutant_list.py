@@ -309,14 +309,14 @@ _HOST = [
     (
         "step loses replay",
         TABLES,
-        "                replay_start,\n                replay_len,\n                staged=",
-        "                None,\n                None,\n                staged=",
+        "            replay_start,\n            replay_len,\n            self._staged(",
+        "            None,\n            None,\n            self._staged(",
     ),
     (
         "step loses the window",
         TABLES,
-        "                num_computed_tokens,\n                replay_start,\n",
-        "                None,\n                replay_start,\n",
+        "            num_computed_tokens,\n            replay_start,\n            replay_len,\n",
+        "            None,\n            replay_start,\n            replay_len,\n",
     ),
     (
         "a step is two launches",

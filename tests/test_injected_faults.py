@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +25,7 @@ from fused_slots.faults import (
     InvalidArgumentError,
     RowCapacityError,
 )
+from fused_slots.threads import CALLS
 from tests.backends_under_test import MakeTables, batch_tensors, faults, gathered, int32, slots
 
 ROOT = Path(__file__).parent.parent
@@ -327,3 +330,54 @@ def test_hiding_a_package_hides_it() -> None:
     script = "from importlib.util import find_spec\nprint(find_spec('numpy') is not None)"
     assert run_without("numpy", script) == "False"
     assert run_without("nothing", script) == "True"
+
+
+@pytest.mark.parametrize("checked", [True, False])
+def test_checked_mode_refuses_a_second_thread(
+    monkeypatch: pytest.MonkeyPatch, checked: bool
+) -> None:
+    tables = build(rows={0: [[5]]}, checked=checked)
+    entered, leave = threading.Event(), threading.Event()
+    step = type(tables._backend).step
+
+    def slow(*arguments: Any) -> None:
+        entered.set()
+        assert leave.wait(20)
+        step(*arguments)
+
+    tables.append_block_ids(0, [[6]], overwrite=False)
+    monkeypatch.setattr(type(tables._backend), "step", slow)
+    thread = threading.Thread(target=tables.apply_staged_writes)
+    thread.start()
+    assert entered.wait(20)
+    refused = []
+    for call in (
+        lambda: tables.append_block_ids(1, [[7]], overwrite=True),
+        lambda: tables.clear_row(0),
+        tables.take_faults,
+    ):
+        try:
+            call()
+        except InvalidArgumentError as error:
+            refused.append(str(error))
+    leave.set()
+    thread.join()
+    assert len(refused) == 3 * checked
+    assert all("expected one thread at a time in a manager" in text for text in refused)
+    tables.append_block_ids(1, [[8]], overwrite=True)  # afterwards it is free again
+    assert tables.num_blocks.np[0].tolist()[:2] == ([2, 1] if checked else [0, 1])
+
+
+def test_the_guard_of_threads_is_the_same_class_for_callers() -> None:
+    tables = build(checked=True)
+    assert isinstance(tables, AscendBlockTables)
+    assert type(tables) is type(build(checked=True))
+    assert type(tables).__name__ == "AscendBlockTables"
+    for name in CALLS:
+        assert getattr(tables, name).__doc__ == getattr(AscendBlockTables, name).__doc__
+    public = {
+        name
+        for name, value in inspect.getmembers(AscendBlockTables, inspect.isroutine)
+        if not name.startswith("_")
+    }
+    assert public - set(CALLS) == {"from_groups", "launch_plan"}
