@@ -135,7 +135,7 @@ def check_slots_out(
             expected=f"{layout.num_groups} rows, one per KV cache group",
             actual=f"{out.shape[0]}",
         )
-    if out.untyped_storage().data_ptr() in backend.table_storages:
+    if out.numel() and out.untyped_storage().data_ptr() in backend.table_storages:
         raise InvalidArgumentError(
             "out",
             expected="memory outside the manager's tables and row lengths",

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from tests.kernels.mutant_list import KERNEL_MUTANTS, KERNEL_TESTS
+from tests.vllm_mutant_list import V1_MUTANTS, V1_TESTS
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ TESTS = {
     "kernels": Tests(
         KERNEL_TESTS, {"TRITON_INTERPRET": "1"}, can_run=lambda: find_spec("triton") is not None
     ),
+    "v1": Tests(V1_TESTS),
 }
 
 CPU = "fused_slots/backends/cpu.py"
@@ -449,3 +451,4 @@ _HOST = [
 
 MUTANTS = [Mutant("host", *mutant) for mutant in _HOST]
 MUTANTS += [Mutant("kernels", *mutant) for mutant in KERNEL_MUTANTS]
+MUTANTS += [Mutant("v1", *mutant) for mutant in V1_MUTANTS]

@@ -259,9 +259,9 @@ def test_decode_context_parallelism_without_drafts_is_served(
 def test_what_cannot_be_right_is_refused(ranks: dict[str, tuple[int, int]]) -> None:
     ranks["dcp"] = (2, 0)
     with pytest.raises(BlockTableError, match=r"num_speculative_tokens under decode.*got 1"):
-        make(num_speculative_tokens=1)
-    groups = make()._storage.manager.layout.groups
-    assert {group.dcp_sharded for group in groups if group.circular} == {False}
+        make(num_speculative_tokens=1, kv_cache_groups=None)
+    with pytest.raises(BlockTableError, match=r"kv_cache_groups\[2\] under decode.*no circular"):
+        make()
     ranks["pcp"] = (4, 0)
     with pytest.raises(BlockTableError, match=r"prefill_context_parallel_size: .*got 4"):
         make()

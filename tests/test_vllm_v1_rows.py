@@ -10,6 +10,7 @@ import torch
 
 from fused_slots import BlockTableError
 from fused_slots.faults import FaultCode
+from fused_slots.vllm import v1, v1_table
 from fused_slots.vllm.v1 import BlockTable, MultiGroupBlockTable
 from tests.test_vllm_v1 import CAPACITY, longs, make, slots, starts
 
@@ -193,3 +194,94 @@ def test_after_its_memory_was_lost_every_row_is_as_committed(new_ids: list[int])
         assert (table.block_table.gpu.numpy() == table.block_table.np).all()
     tables.pad_replayed_slots(*batch, torch.tensor([1, 0, 0, 0], dtype=torch.int32), 99)
     assert slots(tables, 0, 3) == [expected[0][0], -1, expected[0][2]]
+
+
+def test_a_rings_replayed_tokens_are_written() -> None:
+    sizes: dict[str, Any] = {"kernel_block_sizes": None, "slot_mapping_modes": None}
+    tables = make(block_sizes=[4], max_num_blocks=[1], circular=[True], replay_window=4, **sizes)
+    tables.add_row([[7]], 0)
+    tables.commit_block_table(1)
+    batch = (1, starts(0, 4), longs(4, 5, 6, 7))
+    replay_start = torch.tensor([4], dtype=torch.int32)
+    tables.compute_slot_mapping(*batch, replay_start=replay_start)
+    assert slots(tables, 0, 5) == [28, 29, 30, 31, -1]
+    tables.pad_replayed_slots(*batch, replay_start, 4)
+    assert slots(tables, 0, 5) == [28, 29, 30, 31, -1]
+    with pytest.raises(BlockTableError, match=r"groups\[0\]: max_num_blocks: expected 1"):
+        make(block_sizes=[4], max_num_blocks=[3], circular=[True], **sizes)
+
+
+def test_each_request_replays_as_much_as_it_says() -> None:
+    tables = make(
+        block_sizes=[4], max_num_blocks=[2], kernel_block_sizes=None, slot_mapping_modes=None
+    )
+    tables.add_row([[3]], 0)
+    tables.add_row([[5]], 1)
+    tables.commit_block_table(2)
+    replay = [torch.tensor(values, dtype=torch.int32) for values in ([0, 1], [1, 2])]
+    tables.compute_slot_mapping(
+        2, starts(0, 3, 6), longs(0, 1, 2, 0, 1, 2), replay_start=replay[0], replay_len=replay[1]
+    )
+    assert slots(tables, 0, 7) == [-1, 13, 14, 20, -1, -1, -1]
+
+
+def test_no_group_is_a_number_of_groups() -> None:
+    tables = make(
+        block_sizes=[], max_num_blocks=[], kernel_block_sizes=None, slot_mapping_modes=None
+    )
+    tables.append_row((), 0)
+    tables.commit_block_table(4)
+    tables.compute_slot_mapping(1, starts(0, 1), longs(0))
+    tables.compute_slot_mapping_draft([0], [0])
+    tables.pad_replayed_slots(1, starts(0, 1), longs(0), torch.tensor([1], dtype=torch.int32), 4)
+    tables.restore_device_memory()
+
+
+def test_a_default_device_changes_nothing() -> None:
+    query_start_loc, positions = starts(0, 2), longs(1, 17)
+    replay_start = torch.tensor([17], dtype=torch.int32)
+    with torch.device("meta"):
+        tables = make()
+        tables.add_row(([7, 2], [3], [4]), 0)
+        tables.commit_block_table(1)
+        tables.compute_slot_mapping(1, query_start_loc, positions)
+        assert slots(tables, 0, 3) == [113, 33, -1]
+        tables.pad_replayed_slots(1, query_start_loc, positions, replay_start, 1)
+        assert slots(tables, 0, 3) == [113, -1, -1]
+        tables.compute_slot_mapping_draft([0], [2])
+        assert slots(tables, 1, 2) == [98, -1]
+        tables.restore_device_memory()
+        tables[0].compute_slot_mapping(1, query_start_loc, positions)
+        assert slots(tables, 0, 3) == [113, 33, -1]
+
+
+OLDER: dict[str, Any] = {
+    "max_model_len": 100,
+    "max_num_blocks": None,
+    "block_sizes": [16, 48, 400],
+    "kernel_block_sizes": [16, 24, 400],
+    "slot_mapping_modes": None,
+}
+
+
+def test_rows_are_as_wide_as_vllm_0_22_to_0_25_makes_them() -> None:
+    widths = [table.max_num_blocks_per_req for table in make(**OLDER).block_tables]
+    assert widths == [8, 8, 1]
+    newer = make(**OLDER | {"max_model_len": None, "max_num_blocks": [7, 3, 1]})
+    assert [table.max_num_blocks_per_req for table in newer.block_tables] == [8, 16, 8]
+    with pytest.raises(BlockTableError, match="max_num_blocks: expected a list, or max_model_len"):
+        make(**OLDER | {"max_model_len": None})
+
+
+def test_up_to_0_25_prefill_ranks_share_the_groups_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {"pcp": (2, 1), "dcp": (3, 2)}
+    for module in (v1, v1_table):
+        monkeypatch.setattr(module, "parallel_group", ranks.__getitem__)
+    tables = make(**OLDER | {"max_model_len": 1000, "block_sizes": [16], "kernel_block_sizes": [8]})
+    assert tables[0].max_num_blocks_per_req == 2 * 16
+    assert (tables[0].pcp_world_size, tables[0].pcp_rank) == (2, 1)
+    assert (tables[0].dcp_world_size, tables[0].dcp_rank) == (3, 2)
+    tables.add_row([[4]], 0)
+    tables.commit_block_table(1)
+    tables.compute_slot_mapping(1, starts(0, 3), longs(4, 5, 95))
+    assert slots(tables, 0, 3) == [-1, 64, 79]

@@ -128,56 +128,43 @@ class FusedAscendMultiGroupBlockTable(MultiGroupBlockTable):
         cp_kv_cache_interleave_size: int = 1,
         kv_cache_groups: Sequence[Any] | None = None,
     ) -> None:
-        refuse_unserved(num_speculative_tokens)
         ranks, rank = parallel_group("dcp")
+        count = len(block_sizes)
         specs = [getattr(group, "kv_cache_spec", None) for group in kv_cache_groups or ()]
-        specs += [None] * (len(block_sizes) - len(specs))
-        kinds = [self._kind(spec) for spec, _ in zip(specs, block_sizes, strict=False)]
+        specs = [*specs, *[None] * count][:count]
+        kinds = [self._kind(spec) for spec in specs]
+        refuse_unserved(num_speculative_tokens, kinds)
         if max_num_blocks is None:
             max_num_blocks = blocks_of_a_request(max_model_len, block_sizes, ranks)
-        blocks = per_group("max_num_blocks", max_num_blocks, len(block_sizes))
-        if self.rules.compressed_rows:
-            blocks = tuple(map(_compressed, blocks, specs))
-        blocks = tuple(
-            count * (ranks if kind == "state" and self.rules.compressed_rows else 1)
-            if kind != "ring"
-            else 1
-            for count, kind in zip(blocks, kinds, strict=True)
-        )
+        blocks = per_group("max_num_blocks", max_num_blocks, count)
         candidates = _candidates(kernel_sizes, block_sizes, kinds)
         width = self._slot_width(max_num_batched_tokens, max_num_reqs, num_speculative_tokens)
         # A ring that is the only group with slots is never mapped.
-        alone = sum(kind != "state" for kind in kinds) == 1 and self.rules.rings == "together"
+        alone = self.rules.rings == "together" and len(kinds) - kinds.count("state") == 1
+        mapped = {"paged"} if alone else {"paged", "ring"}
         manager = AscendBlockTables(
             block_sizes=block_sizes,
             max_num_reqs=max_num_reqs,
             max_num_batched_tokens=-(-width // SLOT_ALIGNMENT) * SLOT_ALIGNMENT,
-            max_num_blocks_per_group=blocks,
+            max_num_blocks_per_group=[
+                self._row_blocks(*group, ranks) for group in zip(blocks, kinds, specs, strict=True)
+            ],
             device=device,
             cp_size=ranks,
             cp_rank=rank,
             cp_interleave=cp_kv_cache_interleave_size,
-            kernel_block_sizes=[
-                _first_divisor(g, size, sizes)
-                for g, (size, sizes) in enumerate(zip(block_sizes, candidates, strict=True))
-            ],
-            slot_mapping_enabled=[
-                kind == "paged" or (kind == "ring" and not alone) for kind in kinds
-            ],
+            kernel_block_sizes=list(map(_first_divisor, range(count), block_sizes, candidates)),
+            slot_mapping_enabled=[kind in mapped for kind in kinds],
             circular=[kind == "ring" and not alone for kind in kinds],
             slot_dtype=torch.int32,
         )
+        none, paged = SlotMappingMode.NONE, SlotMappingMode.TOKEN_TO_KV_SLOT
         storage = Storage(manager, pin_memory, self.rules.snapshot_rows)
-        modes = [
-            SlotMappingMode.NONE if kind == "state" else SlotMappingMode.TOKEN_TO_KV_SLOT
-            for kind in kinds
-        ]
-        self._build(storage, modes, pin_memory)
+        self._build(storage, [none if kind == "state" else paged for kind in kinds], pin_memory)
         self._rings = [g for g, kind in enumerate(kinds) if kind == "ring"]
         for table, kind, sizes in zip(self.block_tables, kinds, candidates, strict=True):
             assert isinstance(table, FusedAscendTable)
-            pads_alone = kind == "ring" and self.rules.rings == "together"
-            table.describe_group(kind, sizes, pads_alone)
+            table.describe_group(kind, sizes, kind == "ring" and self.rules.rings == "together")
             table.max_num_batched_tokens = max_num_batched_tokens
             table.narrow_slots(width)
 
@@ -192,6 +179,7 @@ class FusedAscendMultiGroupBlockTable(MultiGroupBlockTable):
         positions_compressed_list: Sequence[Indices] | None = None,
         req_indices_compressed_list: Sequence[Indices] | None = None,
         replay_start: torch.Tensor | None = None,
+        replay_len: torch.Tensor | None = None,
     ) -> None:
         """As `MultiGroupBlockTable`; int32 positions are taken too."""
         super().compute_slot_mapping(
@@ -200,6 +188,7 @@ class FusedAscendMultiGroupBlockTable(MultiGroupBlockTable):
             positions_compressed_list,
             req_indices_compressed_list,
             replay_start,
+            replay_len,
         )
 
     def compute_slot_mapping_draft(
@@ -226,6 +215,15 @@ class FusedAscendMultiGroupBlockTable(MultiGroupBlockTable):
         if self.rules.compressed_rows and hasattr(spec, "kv_cache_specs"):
             return "paged"
         return "state" if layers and all(_is_a(layer, "MambaSpec") for layer in layers) else "paged"
+
+    def _row_blocks(self, blocks: int, kind: str, spec: Any, ranks: int) -> int:
+        """Allocation blocks of one row."""
+        if kind == "ring":
+            return 1
+        if not self.rules.compressed_rows:
+            return blocks
+        # Each rank's state is the whole state.
+        return _compressed(blocks, spec) * (ranks if kind == "state" else 1)
 
     def _slot_width(self, num_tokens: int, num_reqs: int, num_drafts: int) -> int:
         drafts = max(num_drafts - 1, 0) if self.rules.draft_slots else 0
@@ -277,7 +275,7 @@ def refuse_310p() -> None:
         )
 
 
-def refuse_unserved(num_speculative_tokens: int) -> None:
+def refuse_unserved(num_speculative_tokens: int, kinds: Sequence[str]) -> None:
     """Stand back where our slots, or the rows they are read from, cannot be right.
 
     Raises:
@@ -291,6 +289,12 @@ def refuse_unserved(num_speculative_tokens: int) -> None:
             actual=str(pcp_ranks),
         )
     dcp_ranks, _ = parallel_group("dcp")
+    if dcp_ranks > 1 and "ring" in kinds:
+        raise ConfigurationError(
+            f"kv_cache_groups[{kinds.index('ring')}] under decode context parallelism",
+            expected="no circular group: vllm-ascend serves none there",
+            actual="one",
+        )
     if dcp_ranks > 1 and num_speculative_tokens:
         raise ConfigurationError(
             "num_speculative_tokens under decode context parallelism",

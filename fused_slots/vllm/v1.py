@@ -161,6 +161,7 @@ class MultiGroupBlockTable(metaclass=FallsBack):
         positions_compressed_list: Sequence[Indices] | None = None,
         req_indices_compressed_list: Sequence[Indices] | None = None,
         replay_start: torch.Tensor | None = None,
+        replay_len: torch.Tensor | None = None,
     ) -> None:
         """Slots of all groups' tokens into their `slot_mapping.gpu`, in one launch.
 
@@ -173,8 +174,9 @@ class MultiGroupBlockTable(metaclass=FallsBack):
             positions: int64 [>= query_start_loc[num_reqs]].
             positions_compressed_list, req_indices_compressed_list: per group a flat list of its
                 own, mapped as `compute_slot_mapping_draft` does.
-            replay_start: int32 [>= num_reqs], first replayed position, 0 = none; needs
-                replay_window.
+            replay_start: int32 [>= num_reqs], first replayed position; without replay_len, 0 =
+                none, and replay_window is how many are.
+            replay_len: int32 [>= num_reqs], positions that are replayed from there on.
         """
         if positions_compressed_list and req_indices_compressed_list:
             self.compute_slot_mapping_draft(
@@ -188,6 +190,7 @@ class MultiGroupBlockTable(metaclass=FallsBack):
             positions,
             self._storage.manager.max_num_batched_tokens,
             replay_start=replay_start,
+            replay_len=replay_len,
         )
 
     def compute_slot_mapping_draft(

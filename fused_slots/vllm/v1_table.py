@@ -92,8 +92,7 @@ class BlockTable:
         self.use_hybrid_blocks = group.columns_per_block > 1
         self.slot_mapping_mode = slot_mapping_mode
         self.cp_kv_cache_interleave_size = layout.context_parallel.interleave
-        self.dcp_world_size = layout.context_parallel.size
-        self.dcp_rank = layout.context_parallel.rank
+        self.dcp_world_size, self.dcp_rank = parallel_group("dcp")
         self.pcp_world_size, self.pcp_rank = parallel_group("pcp")
         self.block_table: HostDeviceBuffer = storage.tables[g]
         self.slot_mapping: HostDeviceBuffer = storage.slots[g]

@@ -48,11 +48,9 @@ def test_signatures_are_those_of_the_contract(version: str) -> None:
 
 @pytest.mark.parametrize("version", ASCEND)
 def test_rows_and_slots_are_the_releases_own_and_the_managers(version: str, tmp_path: Path) -> None:
-    folders = (ROOT, folder_of("vllm", ASCEND[version]), folder_of("vllm-ascend", version))
-    path = os.pathsep.join(map(str, (*folders, folder_of(*GGUF))))
     lines = output_of(
         [sys.executable, "-m", "tests.releases.ascend_lockstep", str(NUM_STEPS), str(tmp_path)],
-        os.environ | {"PYTHONPATH": path},
+        os.environ | {"PYTHONPATH": path_of(version)},
     )
     print(lines[-1])
     report = json.loads(lines[-1])
@@ -74,6 +72,26 @@ def test_rows_and_slots_are_the_releases_own_and_the_managers(version: str, tmp_
         calls, slots = map(int, line.split("; ")[-2:])
         assert calls > 2 * NUM_STEPS
         assert slots > 10_000
+
+
+def test_the_v2_class_in_lockstep_under_vllms_runner() -> None:
+    lines = output_of(
+        [sys.executable, "-m", "tests.releases.ascend_v2"],
+        os.environ | {"PYTHONPATH": path_of("0.30.0rc2")},
+    )
+    print(lines[-1])
+    report = json.loads(lines[-1])
+    assert (report["contract"], report["torch_npu"]) == ("vllm-ascend 0.30", [])
+    (counts,) = report["counts"].values()
+    assert counts["steps"] >= NUM_STEPS
+    assert min(counts["preempted"], counts["prefix hits"])
+    assert counts["slots"] >= counts["slots of the manager"] > 5000
+
+
+def path_of(version: str) -> str:
+    """Where Python finds this package's tests, a vllm-ascend and the vllm that it is for."""
+    folders = (ROOT, folder_of("vllm", ASCEND[version]), folder_of("vllm-ascend", version))
+    return os.pathsep.join(map(str, (*folders, folder_of(*GGUF))))
 
 
 def output_of(command: list[str], variables: dict[str, str]) -> list[str]:
