@@ -171,7 +171,7 @@ class Driver:
                 raise Mismatch(f"a step took {manager.launches - launches} launches")
             self.check.applied()
             self.check.gathered(batch, reqs_padded, tables)
-            slots = self.check.slots(batch, result, manager.slot_mappings, tokens_padded)
+            slots = self.check.slots(batch, result, manager.slot_mappings, tokens_padded, True)
         if self.offers("step"):
             self._check_nothing_pending()
         self.clean = clean and not self._any_row

@@ -39,9 +39,11 @@ def make_interpreted(config: Config) -> AscendBlockTables:
 TARGETS = {
     "cpu": Target("cpu", make_manager),
     "cpu-all": Target("cpu-all", make_manager, features=FEATURES | NEW),
-    "interpreter": Target("interpreter", make_interpreted),
+    "interpreter": Target("interpreter", make_interpreted, features=FEATURES | NEW),
     "cpu-guarded": Target("cpu-guarded", make_guarded, after_step=check_bands),
-    "cuda": Target("cuda", partial(make_manager, device="cuda"), device="cuda"),
+    "cuda": Target(
+        "cuda", partial(make_manager, device="cuda"), device="cuda", features=FEATURES | NEW
+    ),
     "npu": Target("npu", partial(make_manager, device="npu"), device="npu"),
 }
 """Managers by the name that --backend takes; other targets may be added."""

@@ -81,6 +81,8 @@ class Backend(ABC):
         self.layout = layout
         self.device = device
         self.checked = checked
+        self.warms_replay = True
+        """Writable: whether `warmup` compiles for replayed tokens; an engine may have none."""
         self._dirty_rows = 0
         """Gathered rows, from the first on, that may hold something."""
         self._captured_rows = 0

@@ -73,7 +73,8 @@ class CpuBackend(Backend):
         if step.idx_mapping is not None:
             self.gather(step)
         if step.query_start_loc is not None:
-            self.map_slots(step)
+            # Rows out of range are counted once.
+            self._map_batch(step, count_rows=False)
 
     def gather(self, step: Step) -> None:
         """Copy the batch's rows into the gathered tables or the caller's."""
@@ -103,6 +104,9 @@ class CpuBackend(Backend):
             self._dirty_rows = len(rows)
 
     def map_slots(self, step: Step) -> None:
+        self._map_batch(step, count_rows=True)
+
+    def _map_batch(self, step: Step, count_rows: bool) -> None:
         assert step.idx_mapping is not None
         assert step.query_start_loc is not None
         assert step.positions is not None
@@ -122,7 +126,7 @@ class CpuBackend(Backend):
             replayed = _any_or_none((token_positions >= begin) & (token_positions < end))
         repeated = _repeated(starts, token_positions) if self.checked else None
         slots = self._slots if step.slots_out is None else step.slots_out.numpy()
-        self._map(rows, token_positions, replayed, slots, repeated)
+        self._map(rows, token_positions, replayed, slots, repeated, count_rows)
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         self._map(rows.numpy(), positions.numpy(), None, out.numpy())
@@ -237,6 +241,7 @@ class CpuBackend(Backend):
         replayed: Mask | None,
         out: Array,
         repeated: Mask | None = None,
+        count_rows: bool = True,
     ) -> None:
         num_tokens = len(positions)
         if num_tokens < out.shape[1]:
@@ -259,7 +264,7 @@ class CpuBackend(Backend):
             if not group.maps_slots:
                 out[g, :num_tokens] = PAD_SLOT_ID
                 continue
-            if too_large is not None:
+            if too_large is not None and count_rows:
                 self._count(FaultCode.ROW_OUT_OF_RANGE, g, too_large, rows, positions)
             self._map_group(g, group, tokens, out[g, :num_tokens])
 

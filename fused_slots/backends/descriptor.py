@@ -35,12 +35,13 @@ def descriptor_lines(layout: TableLayout) -> torch.Tensor:
             (field.RANK, rank),
             (field.COLUMNS_PER_BLOCK, group.columns_per_block),
             (field.KIND, group.kind),
-            (field.CACHEABLE, group.prefix_cacheable),
+            (field.CACHEABLE, int(bool(group.prefix_cacheable))),
             (field.REACH, group.sliding_window_reach),
             (field.NULL_COLUMN, layout.null_columns[g]),
         )
         for place, number in numbers:
-            lines[g, place.value] = number
+            # What may be larger divides or bounds int32 numbers alone.
+            lines[g, place.value] = min(number, INT32_MAX)
     return torch.from_numpy(lines)
 
 

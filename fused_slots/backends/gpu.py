@@ -72,7 +72,6 @@ class GpuBackend(DeviceBackend):
             "max_num_reqs": num_rows,
             "interleave": interleave,
             "interleave_shift": shift_of(interleave),
-            "replay_window": layout.replay_window,
         }
         """Arguments of the kernels that are the same in every launch."""
 
@@ -91,23 +90,24 @@ class GpuBackend(DeviceBackend):
         tokens = plan.plan_tokens(
             num_reqs, step.num_tokens_padded, capacity, self._map_tile, self._by_request
         )
-        replay = step.replay_start is not None and self.layout.replay_window > 0
+        replay, starts, lens, window = self._replay(step)
         launch = self._slots_launch(idx_mapping.dtype, out.dtype, replay, False)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
         numbers = [out.stride(0), capacity, num_reqs, positions.shape[0]]
-        numbers += [tokens.num_tiles, tokens.num_pad]
+        numbers += [step.num_tokens_padded, window, tokens.num_tiles, tokens.num_pad]
         if not tokens.by_request:
             numbers += [tokens.query_len_inverse, tokens.search_steps]
-        starts = self._nothing if step.replay_start is None else step.replay_start
-        tensors = (out, idx_mapping, query_start_loc, positions, starts)
+        tensors = (out, idx_mapping, query_start_loc, positions, starts, lens)
         launch(programs, tensors, numbers)
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens, capacity = rows.shape[0], out.shape[1]
         tokens = plan.plan_tokens(0, num_tokens, capacity, plan.TILE)
         launch = self._slots_launch(rows.dtype, out.dtype, False, True)
-        numbers = (out.stride(0), capacity, 0, num_tokens, tokens.num_tiles, tokens.num_pad, 1, 0)
-        tensors = (out, rows, self._nothing, positions, self._nothing)
+        numbers = [out.stride(0), capacity, 0, num_tokens, num_tokens, 0]
+        numbers += [tokens.num_tiles, tokens.num_pad, 1, 0]
+        nothing = self._nothing
+        tensors = (out, rows, nothing, positions, nothing, nothing)
         launch(tokens.num_tiles + tokens.num_pad, tensors, numbers)
 
     def restore(self, rows: HostRows) -> None:
@@ -145,7 +145,7 @@ class GpuBackend(DeviceBackend):
 
     def variants(self) -> Iterator[Variant]:
         """Every variant that a call can choose."""
-        replays = (False, True) if self.layout.replay_window else (False,)
+        replays = (False, True) if self.warms_replay else (False,)
         slot_dtype = self.layout.slot_dtype
         for index_dtype in INDEX_DTYPES:
             for replay in replays:
@@ -164,7 +164,7 @@ class GpuBackend(DeviceBackend):
             num_reqs_padded,
             num_tokens_padded,
             num_computed_tokens,
-            replay_start,
+            _,
             _,
             staged,
             out,
@@ -187,7 +187,7 @@ class GpuBackend(DeviceBackend):
             written = staged.num_staged_rows
             write_chunks = plan.write_chunks(longest, written)
         num_write = plan.ceil_div(written, plan.RECORDS) * write_chunks
-        replay = replay_start is not None and layout.replay_window > 0
+        replay, starts, lens, window = self._replay(step)
         null_columns = num_computed_tokens is not None and not self._sharded
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
         launch = self._step_launch(index_dtype, layout.slot_dtype, replay, out is not None)
@@ -198,7 +198,8 @@ class GpuBackend(DeviceBackend):
             nothing if idx_mapping is None else idx_mapping,
             nothing if query_start_loc is None else query_start_loc,
             self._faults if positions is None else positions,
-            nothing if replay_start is None else replay_start,
+            starts,
+            lens,
             nothing if num_computed_tokens is None else num_computed_tokens,
             packet,
         )
@@ -207,6 +208,8 @@ class GpuBackend(DeviceBackend):
             layout.max_num_batched_tokens,
             num_reqs,
             0 if positions is None else positions.numel(),
+            num_tokens_padded,
+            window,
             num_entries,
             self._helpers,
             int(null_columns),
@@ -223,6 +226,16 @@ class GpuBackend(DeviceBackend):
             launch(programs, tensors, numbers)
         if staged is not None:
             self.uploaded_packet_used()
+
+    def _replay(self, step: Step) -> tuple[bool, torch.Tensor, torch.Tensor, int]:
+        """Whether tokens may be replayed, starts and lengths by entry, and the length of all."""
+        starts, lens = step.replay_start, step.replay_len
+        if starts is None:
+            return False, self._nothing, self._nothing, 0
+        if lens is not None:
+            return True, starts, lens, -1
+        window = self.layout.replay_window
+        return window > 0, starts, self._nothing, window
 
     def _step_tokens(self, num_reqs: int, num_tokens: int) -> TokenPlan:
         """The token plan of a step; making it anew costs as much as all checks together."""
@@ -280,6 +293,7 @@ class GpuBackend(DeviceBackend):
             "POW2": self._powers_of_two,
             "SHARDED": self._sharded,
             "RING": self._has_ring,
+            "NULLS": self.layout.null_block_id is not None,
             "CHECKED": self.checked,
         }
         declared = [a.name for a in arguments_of(_kernel(name)) if a.word == "constant"]

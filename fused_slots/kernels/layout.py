@@ -50,6 +50,7 @@ ROW_OUT_OF_RANGE = tl.constexpr(3)
 TOKENS_OVER_CAPACITY = tl.constexpr(4)
 NULL_BLOCK = tl.constexpr(5)
 TOKENS_OVER_VIEW = tl.constexpr(6)
+DUPLICATE_POSITION = tl.constexpr(7)
 
 FAULT_DETAILS = tl.constexpr(64)
 """Faults that checked mode records one by one, behind a counter of all of them."""

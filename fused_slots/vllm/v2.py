@@ -25,6 +25,8 @@ class FusedBlockTables(DeferringBlockTables, metaclass=FallsBack):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # vLLM passes no replay_len; should a caller do so, it compiles on that call.
+        self._backend.warms_replay = self.layout.replay_window > 0
         if env.WARMUP.read() == "1":
             self.warmup()
         else:

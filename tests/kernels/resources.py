@@ -48,6 +48,7 @@ def compiled(configuration: str, target: str) -> OfflineLauncher:
     plan = "by_request" if configuration == "by request" else "auto"
     with mock.patch.dict(os.environ, {"FUSED_SLOTS_PLAN": plan}):
         tables = make_offline(lambda: OfflineLauncher(target), **CONFIGURATIONS[configuration])
+        tables._backend.warms_replay = bool(tables.layout.replay_window)
         tables.warmup()
     launcher: OfflineLauncher = tables._backend.launcher
     return launcher

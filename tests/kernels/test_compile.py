@@ -174,14 +174,16 @@ def call_with_random_shapes(tables: AscendBlockTables, rng: Random) -> None:
     starts = torch.zeros(num_reqs + 1, dtype=torch.int32)
     positions = torch.zeros(num_tokens, dtype=torch.int64)
     replay = rng.choice((None, torch.zeros(num_reqs, dtype=torch.int32)))
+    length = None if replay is None else rng.choice((None, replay))
     computed = rng.choice((None, torch.zeros(300, dtype=torch.int32)))
     groups = tables.layout.num_groups
     out = torch.zeros((groups, capacity), dtype=rng.choice((torch.int32, torch.int64)))
     kind = rng.randrange(6)
     if kind == 0:
-        tables.compute_slot_mappings(idx, starts, positions, num_tokens, replay_start=replay)
+        replayed = {"replay_start": replay, "replay_len": length}
+        tables.compute_slot_mappings(idx, starts, positions, num_tokens, **replayed)
     elif kind == 1:
-        tables.compute_slot_mappings(idx, starts, positions, num_tokens, out, replay)
+        tables.compute_slot_mappings(idx, starts, positions, num_tokens, out, replay, length)
     elif kind == 2:
         rows = torch.zeros(num_tokens, dtype=index)
         tables.map_tokens(rows, positions, rng.choice((None, out)))
@@ -194,4 +196,5 @@ def call_with_random_shapes(tables: AscendBlockTables, rng: Random) -> None:
     else:
         for row in range(rng.choice((0, 1, 9, 40))):
             tables.append_block_ids(row, [[1]] * groups, overwrite=True)
-        tables.step(idx, starts, positions, num_computed_tokens=computed, replay_start=replay)
+        replayed = {"replay_start": replay, "replay_len": length}
+        tables.step(idx, starts, positions, num_computed_tokens=computed, **replayed)

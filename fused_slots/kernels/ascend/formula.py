@@ -22,6 +22,7 @@ from fused_slots.kernels.ascend.layout import (
     REPLAY,
     RING,
     SHARDED,
+    STAGED,
 )
 from fused_slots.kernels.ascend.table import columns_of_tile
 from fused_slots.kernels.layout import (
@@ -242,7 +243,10 @@ def slots_of_tile(
         FLAGS,
     )
     count_faults(line_ptr, wanted & (column >= filled), COLUMN_OUT_OF_ROW)
-    count_faults(line_ptr, live & (row >= max_num_reqs), ROW_OUT_OF_RANGE)
+    if STAGED & FLAGS:
+        pass  # In a step the gather counts such rows, once an entry.
+    else:
+        count_faults(line_ptr, live & (row >= max_num_reqs), ROW_OUT_OF_RANGE)
     found = wanted & (column < filled)
     if NULLS & FLAGS:
         null = null_columns(block_id, line_ptr) >= 0

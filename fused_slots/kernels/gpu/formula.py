@@ -23,6 +23,7 @@ from fused_slots.kernels.layout import (
     KIND,
     KIND_RING,
     KIND_STATE,
+    NULL_COLUMN,
     OFFSET,
     PAD,
     RANK,
@@ -52,6 +53,7 @@ def load_group(tables, g):
         tl.load(line + RANK),
         tl.load(line + COLUMNS_PER_BLOCK),
         tl.load(line + CACHEABLE),
+        tl.load(line + NULL_COLUMN),
     )
 
 
@@ -86,16 +88,28 @@ def clamp_position(position):
 
 
 @triton.jit
-def wanted_tokens(live, row, position, replay_start, group, tables, choices):
+def wanted_tokens(live, row, position, replayed, group, tables, choices):
     """Tokens that may get a slot, by the rules that need no table."""
     wanted = live & (row >= 0) & (row < tables.max_num_reqs) & (position >= 0)
     wanted = wanted & (group.kind != KIND_STATE)
     if choices.REPLAY:
-        # position - window cannot overflow; start + window could.
-        replayed = (replay_start != 0) & (replay_start <= position) & (group.cacheable != 0)
-        replayed = replayed & (position - tables.replay_window < replay_start)
-        wanted = wanted & (replayed == 0)
+        wanted = wanted & ((replayed & (group.cacheable != 0)) == 0)
     return wanted
+
+
+@triton.jit
+def replayed_tokens(position, entry, exists, batch):
+    """Whether each token is replayed: start <= position < start + length of its batch entry.
+
+    A replay_window of -1 says that replay_len has the lengths; otherwise it is the length of all,
+    and a start of 0 says that nothing is replayed.
+    """
+    by_entry = batch.replay_window < 0
+    start = tl.load(batch.replay_start_ptr + entry, mask=exists, other=0)
+    own = tl.load(batch.replay_len_ptr + entry, mask=exists & by_entry, other=0)
+    length = tl.where(by_entry, own.to(tl.int64), tl.where(start != 0, batch.replay_window, 0))
+    # In int64, since a position may be any and the end may lie beyond int32.
+    return (position >= start) & (position < start.to(tl.int64) + length)
 
 
 @triton.jit

@@ -47,7 +47,7 @@ def batch_entry(entry, live, gather, packet, tables, g, POW2: tl.constexpr):
         packet.ptr + max_num_reqs + 2 * tl.maximum(record, 0) + 1, mask=written, other=0
     )
     generation = tl.where(written, staged_generation, generation)
-    below = tl.where(reach > 0, tl.maximum(computed - reach, 0), 0)
+    below = tl.where(reach > 0, tl.maximum(tl.maximum(computed, 0) - reach, 0), 0)
     nulled = quotient(below, column_size, column_shift, POW2)
     nulled = tl.minimum(nulled, filled)
     return Entry(index, exists, row, filled, nulled, generation, start, first_id)

@@ -63,7 +63,8 @@ def write_chunk(
     tl.store(tables.num_columns_ptr + g * max_num_reqs + row, filled, mask=first)
     tl.store(generations_ptr + g * max_num_reqs + row, generation, mask=first)
     table = tables.arena_ptr + tl.load(group + OFFSET).to(tl.int64) * OFFSET_UNIT
-    target = table + row.to(tl.int64) * tl.load(group + WIDTH) + start
+    # A row that was given back has a negative start: so many zeros for its first cells.
+    target = table + row.to(tl.int64) * tl.load(group + WIDTH) + tl.maximum(start, 0)
     length = filled - start
     longest = tl.max(length, axis=0)
     for begin in range(chunk * COLUMNS, longest, num_write_chunks * COLUMNS):
@@ -81,12 +82,15 @@ def step_kernel(
     query_start_loc_ptr,
     positions_ptr,
     replay_start_ptr,
+    replay_len_ptr,
     num_computed_ptr,
     packet_ptr,
     slots_stride,
     capacity,
     num_reqs,
     num_positions,
+    num_tokens_padded,
+    replay_window,
     num_entries,
     num_helpers,
     null_columns,
@@ -108,7 +112,6 @@ def step_kernel(
     max_num_reqs,
     interleave,
     interleave_shift,
-    replay_window,
     TILE: tl.constexpr,
     PAD_TILE: tl.constexpr,
     ENTRIES: tl.constexpr,
@@ -120,6 +123,7 @@ def step_kernel(
     POW2: tl.constexpr,
     SHARDED: tl.constexpr,
     RING: tl.constexpr,
+    NULLS: tl.constexpr,
     REPLAY: tl.constexpr,
     WHOLE: tl.constexpr,
     CHECKED: tl.constexpr,
@@ -133,13 +137,17 @@ def step_kernel(
         idx_mapping_ptr: index [num_reqs], each entry's row.
         query_start_loc_ptr: int32 [num_reqs + 1], each entry's first token.
         positions_ptr: int64 [num_positions], each token's position in its request.
-        replay_start_ptr: int32 [num_reqs], first replayed position, 0 = none; read if REPLAY.
+        replay_start_ptr: int32 [num_reqs], each entry's first replayed position; read if REPLAY.
+        replay_len_ptr: int32 [num_reqs], how many follow; read if REPLAY and replay_window is -1.
         num_computed_ptr: int32 [max_num_reqs], computed tokens by row; read if null_columns.
         packet_ptr: int32 [packet], staged writes (staged.py); read if num_written_rows.
         slots_stride: int64, elements from one group's slots to the next one's.
         capacity: int32, slots of each group that are written.
         num_reqs: int32, batch entries.
         num_positions: int32, positions that may be read.
+        num_tokens_padded: int32, tokens that the caller's view of the slots holds.
+        replay_window: int64, replayed tokens of each entry whose replay_start is not 0; -1 = read
+            from replay_len_ptr.
         num_entries: int32, entries to bring up to date, those from num_reqs on as dummies.
         num_helpers: int32, programs that share the columns of the same entries.
         null_columns: int32, 1 = columns below the sliding window become 0.
@@ -163,7 +171,6 @@ def step_kernel(
         max_num_reqs: int32, rows of each table.
         interleave: int32, consecutive tokens on one context parallel rank.
         interleave_shift: int32, its log2; used if POW2.
-        replay_window: int32, tokens from replay_start on that are replayed.
         TILE: constant, tokens that a program maps at a time.
         PAD_TILE: constant, slots that a program pads at a time.
         ENTRIES: constant, batch entries of a gathering program.
@@ -175,6 +182,7 @@ def step_kernel(
         POW2: constant, every number that positions are divided by is a power of two.
         SHARDED: constant, there is more than one context parallel rank.
         RING: constant, there is a group of rings.
+        NULLS: constant, the manager has a null block, which is never written.
         REPLAY: constant, replayed tokens of cacheable groups are PAD.
         WHOLE: constant, rows are copied whole into callers' tables.
         CHECKED: constant, the first faults are recorded one by one.
@@ -192,7 +200,6 @@ def step_kernel(
         max_num_reqs,
         interleave,
         interleave_shift,
-        replay_window,
     )
     packet = Packet(packet_ptr, num_written_rows)
     if x < num_gather:
@@ -237,8 +244,11 @@ def step_kernel(
             query_start_loc_ptr,
             positions_ptr,
             replay_start_ptr,
+            replay_len_ptr,
+            replay_window,
             num_reqs,
             num_positions,
+            num_tokens_padded,
             query_len_inverse,
             search_steps,
         )
@@ -250,7 +260,7 @@ def step_kernel(
             packet,
             tables,
             g,
-            Choices(False, POW2, SHARDED, RING, REPLAY, True, CHECKED),
+            Choices(False, POW2, SHARDED, RING, REPLAY, True, NULLS, CHECKED),
             TILE,
             PAD_TILE,
         )

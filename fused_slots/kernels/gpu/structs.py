@@ -19,7 +19,6 @@ class Tables(NamedTuple):
     max_num_reqs: Any
     interleave: Any
     interleave_shift: Any
-    replay_window: Any
 
 
 class Batch(NamedTuple):
@@ -29,8 +28,11 @@ class Batch(NamedTuple):
     query_start_loc_ptr: Any
     positions_ptr: Any
     replay_start_ptr: Any
+    replay_len_ptr: Any
+    replay_window: Any
     num_reqs: Any
     num_positions: Any
+    num_expected: Any
     query_len_inverse: Any
     search_steps: Any
 
@@ -60,6 +62,7 @@ class Choices(NamedTuple):
     RING: Any
     REPLAY: Any
     STAGED: Any
+    NULLS: Any
     CHECKED: Any
 
 
@@ -79,6 +82,7 @@ class Group(NamedTuple):
     rank: Any
     columns_per_block: Any
     cacheable: Any
+    null_column: Any
 
 
 class Gather(NamedTuple):

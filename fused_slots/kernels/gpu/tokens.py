@@ -14,17 +14,21 @@ from fused_slots.kernels.gpu.formula import (
     count_faults,
     load_group,
     locate,
+    replayed_tokens,
     slot_of,
     wanted_tokens,
 )
 from fused_slots.kernels.gpu.staged import staged_ids, staged_record
 from fused_slots.kernels.layout import (
     COLUMN_OUT_OF_ROW,
+    DUPLICATE_POSITION,
     EMPTY_RING,
     KIND_RING,
     KIND_STATE,
+    NULL_BLOCK,
     OFFSET_UNIT,
     ROW_OUT_OF_RANGE,
+    TOKENS_OVER_VIEW,
 )
 
 
@@ -72,6 +76,8 @@ def find_request(token, entry, begin, end, index, batch):
                 passed += (tl.load(batch.query_start_loc_ptr + probe) <= token).to(tl.int32)
             found += passed * stride
         entry = tl.where(searching, tl.minimum(found, batch.num_reqs - 1), entry)
+        # Tokens before the first request's are nobody's.
+        entry = tl.where(token < tl.load(batch.query_start_loc_ptr), -1, entry)
         index = tl.load(batch.idx_mapping_ptr + entry, mask=entry >= 0, other=-1)
     return entry, index
 
@@ -82,7 +88,7 @@ def map_tile(
     index,
     token,
     position,
-    replay_start,
+    replayed,
     group,
     tables,
     packet,
@@ -97,7 +103,7 @@ def map_tile(
     g, max_num_reqs = group.number, tables.max_num_reqs
     row = clamp_row(index, max_num_reqs)
     clamped = clamp_position(position)
-    wanted = wanted_tokens(live, row, clamped, replay_start, group, tables, choices)
+    wanted = wanted_tokens(live, row, clamped, replayed, group, tables, choices)
     column, offset, owned = locate(
         tl.maximum(clamped, 0), tl.maximum(position, 0), group, tables, choices
     )
@@ -120,11 +126,19 @@ def map_tile(
     else:
         block_id = tl.load(table_ptr + element, mask=wanted, other=0)
     found = wanted & (column < filled)
+    if choices.NULLS:
+        null = found & (block_id >= group.null_column)
+        null = null & (block_id - group.null_column < group.columns_per_block)
+        found = found & (null == 0)
+        count_faults(tables, null, NULL_BLOCK, g, index, token, position, choices.CHECKED)
     missing = wanted & (column >= filled)
     code = tl.where(group.kind == KIND_RING, EMPTY_RING, COLUMN_OUT_OF_ROW)
     count_faults(tables, missing, code, g, index, token, position, choices.CHECKED)
-    too_large = live & (row >= max_num_reqs) & (group.kind != KIND_STATE)
-    count_faults(tables, too_large, ROW_OUT_OF_RANGE, g, index, token, position, choices.CHECKED)
+    if not choices.STAGED:  # In a step the gather counts such rows, once an entry.
+        too_large = live & (row >= max_num_reqs) & (group.kind != KIND_STATE)
+        count_faults(
+            tables, too_large, ROW_OUT_OF_RANGE, g, index, token, position, choices.CHECKED
+        )
     return slot_of(block_id, offset, found, group.column_size, SLOT_DTYPE)
 
 
@@ -141,7 +155,7 @@ def map_token_tile(tile, limit, output, batch, packet, tables, g, choices, TILE:
     if not choices.FLAT:
         live = live & (token < tl.load(batch.query_start_loc_ptr + batch.num_reqs + token * 0))
     group = load_group(tables, g)
-    replay_start = token * 0
+    replayed = live
     if choices.FLAT:
         index = tl.load(batch.idx_mapping_ptr + token, mask=live, other=-1)
         position = tl.load(batch.positions_ptr + token, mask=live, other=-1)
@@ -150,13 +164,18 @@ def map_token_tile(tile, limit, output, batch, packet, tables, g, choices, TILE:
         position = tl.load(batch.positions_ptr + token, mask=live, other=-1)
         entry, index = find_request(token, entry, begin, end, index, batch)
         if choices.REPLAY:
-            replay_start = tl.load(batch.replay_start_ptr + entry, mask=entry >= 0, other=0)
+            replayed = replayed_tokens(position, entry, entry >= 0, batch)
+        if choices.CHECKED:
+            first = tl.load(
+                batch.query_start_loc_ptr + entry, mask=live & (entry >= 0), other=limit
+            )
+            count_repeated(live, index, token, position, first, batch, group, tables)
     slots = map_tile(
         live,
         index,
         token,
         position,
-        replay_start,
+        replayed,
         group,
         tables,
         packet,
@@ -185,6 +204,7 @@ def map_or_pad(
             map_token_tile(tile, limit, output, batch, packet, tables, g, choices, TILE)
         if x == 0:
             count_cut_tokens(tables.faults_ptr, g, tables.num_groups, given, num_tokens)
+            count_narrow_view(tables, g, given, batch)
     else:
         given = given_tokens(batch, choices.FLAT)
         # A negative number of tokens leaves all of num_tiles' tiles to them.
@@ -199,3 +219,30 @@ def given_tokens(batch, FLAT: tl.constexpr):
         return batch.num_positions
     else:
         return tl.load(batch.query_start_loc_ptr + batch.num_reqs)
+
+
+@triton.jit
+def count_narrow_view(tables, g, given, batch):
+    """Count a view of the slots that holds fewer tokens than the batch names, once a call."""
+    if given > batch.num_expected:
+        one = (given * 0 + 1).to(tl.int64)
+        tl.atomic_add(tables.faults_ptr + TOKENS_OVER_VIEW * tables.num_groups + g, one)
+
+
+@triton.jit
+def count_repeated(live, index, token, position, first, batch, group, tables):
+    """Count tokens whose position an earlier token of their entry has, one of its `first` on.
+
+    Checked mode only: every earlier token is looked at.
+    """
+    row = clamp_row(index, tables.max_num_reqs)
+    live = live & (row >= 0) & (row < tables.max_num_reqs) & (position >= 0)
+    live = live & (group.kind != KIND_STATE)
+    first = tl.maximum(first, 0)
+    repeated = token * 0
+    end = tl.max(tl.where(live, token, -1), axis=0)
+    for earlier in range(tl.min(tl.where(live, first, token), axis=0), end):
+        same = position == tl.load(batch.positions_ptr + earlier)
+        repeated = tl.where(same & (earlier >= first) & (earlier < token), 1, repeated)
+    repeats = live & (repeated != 0)
+    count_faults(tables, repeats, DUPLICATE_POSITION, group.number, index, token, position, True)

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from tests import checker
-from tests.configuration import FEATURES, Config
+from tests.configuration import Config
 from tests.guards import check_bands, make_guarded
 from tests.kernels.checked_memory import CheckedMemory
 from tests.simulator import TARGETS, simulate, simulate_lives
@@ -56,7 +56,9 @@ def test_every_step_agrees_with_both_oracles(
         assert memory.garbage
     # The CPU backend takes its faults apart by the same rules, so its digest is the same.
     monkeypatch.setenv("FUSED_SLOTS_BACKEND", "cpu")
-    assert simulate_lives(TARGETS["cpu"], first_seed, steps, LIFE, "small").digest == report.digest
+    monkeypatch.setenv("FUSED_SLOTS_PLAN", "auto")
+    on_cpu = simulate_lives(TARGETS["cpu-all"], first_seed, steps, LIFE, "small")
+    assert on_cpu.digest == report.digest
     events.update(event for event, count in report.events.items() if count)
     if part == PARTS - 1 and interpreted_steps >= 1000:
         assert COMMON <= events
@@ -81,7 +83,7 @@ def test_what_lies_beyond_a_row_changes_nothing(monkeypatch: pytest.MonkeyPatch)
     for poison in (-1, 3):
         monkeypatch.setattr(checker, "POISON", poison)
         assert simulate(INTERPRETER, 5, 12, "small").digest == poisoned
-    clean = replace(INTERPRETER, features=FEATURES - {"poison"})
+    clean = replace(INTERPRETER, features=INTERPRETER.features - {"poison"})
     assert simulate(clean, 5, 12, "small").digest == poisoned
 
 
