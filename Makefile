@@ -19,7 +19,8 @@ EXTRA_TESTS += $(if $(filter test-vllm,$(EXTRA_TESTS)),test-releases)
 # Each run leaves its own coverage data; `coverage`, at the end of `make test`, adds them up.
 MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 
-.PHONY: public-kernels help demo test test-main test-interpreted test-wheel test-ascend test-vllm \
+.PHONY: public-kernels help demo test test-main test-interpreted test-sanitizers \
+	test-wheel test-ascend test-vllm \
 	test-releases forget-coverage coverage lint bench bench-compare verify-long clean
 .NOTPARALLEL:
 
@@ -35,7 +36,7 @@ demo: $(ENV)
 	mkdir -p demo
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
-test: forget-coverage test-main test-interpreted test-wheel $(EXTRA_TESTS) coverage
+test: forget-coverage test-main test-interpreted test-sanitizers test-wheel $(EXTRA_TESTS) coverage
 
 test-main: $(ENV)
 	$(call MEASURED_PYTEST,$(RUN)) $(TWO) $(PYTEST_ARGS)
@@ -47,6 +48,18 @@ test-interpreted: $(ENV)
 	TRITON_INTERPRET=1 $(call MEASURED_PYTEST,$(RUN)) tests/kernels/interpreted -n 2 $(PYTEST_ARGS) \
 		--ignore $(SIMULATED)
 	TRITON_INTERPRET=1 $(RUN) -m pytest $(SIMULATED) -n 2 $(PYTEST_ARGS)
+
+# The native half of staging with the compiler's sanitizers in it, called as nobody should. Python's
+# own allocator would hide from them what lies beside a block.
+SANITIZED := .cache/sanitized/_staging.so
+test-sanitizers: $(ENV)
+	mkdir -p $(dir $(SANITIZED))
+	$(CC) -shared -fPIC -g -O1 -std=c99 -fno-omit-frame-pointer -fsanitize=address,undefined \
+		-fno-sanitize-recover=all -DPy_LIMITED_API=0x030B0000 \
+		-I$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("include"))') \
+		fused_slots/host/_staging.c -o $(SANITIZED)
+	PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) \
+		$(RUN) tests/staging_fuzz.py --calls 20000 --extension $(SANITIZED)
 
 # The wheel is what users get: it must carry every file it needs and work without the source tree.
 test-wheel: $(ENV)

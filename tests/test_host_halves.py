@@ -27,6 +27,7 @@ from fused_slots.host import rows
 from fused_slots.host.rows import HostRows, host_half
 from fused_slots.layout import TableLayout
 from tests.host_halves import HALVES, staged_by
+from tests.staging_fuzz import fuzz
 from tests.test_injected_faults import run_without
 
 ROWS = 4
@@ -165,6 +166,14 @@ def test_any_calls_have_the_same_results_errors_and_packets(sequence: list[Any])
     for call in sequence:
         assert outcome(native, call) == outcome(python, call), call
         assert state(native) == state(python), call
+
+
+@needs_native
+def test_hostile_and_reentrant_calls_are_those_of_the_python_half() -> None:
+    """A part of `make test-sanitizers`, without the sanitizers."""
+    counted = fuzz(1_500, seed=7)
+    assert min(counted[kind] for kind in ("stage", "write", "clear_row", "pack")) > 50
+    assert counted["BlockIdError"] > 50
 
 
 @needs_native

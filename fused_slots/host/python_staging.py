@@ -107,7 +107,7 @@ class PythonStaging:
         """See `fused_slots.host.staging.Staging.write`."""
         redirect = bool(redirect_to_null_block)
         pieces = self._pieces_of(req_index, new_block_ids, False, begins)
-        if pieces is None:
+        if pieces is None or not self._are_columns(req_index, begins):
             raise ValueError("a request in plain form was not accepted")
         if any(begin < length for begin, length in zip(begins, self._row(req_index), strict=True)):
             self._cut(req_index, begins)
@@ -122,6 +122,14 @@ class PythonStaging:
         self._start_anew(req_index)
         self._records.setdefault(req_index, len(self._records))
         self._cleared.add(req_index)
+
+    def _are_columns(self, req_index: int, begins: Sequence[int]) -> bool:
+        """Whether a row may be replaced from these columns on."""
+        row, n = self._row(req_index), self._columns_per_block
+        return all(
+            0 <= begin <= end and begin % per_block == 0
+            for begin, end, per_block in zip(begins, row, n, strict=True)
+        )
 
     def _row(self, req_index: int) -> list[int]:
         return self._flat_lengths[
