@@ -13,7 +13,7 @@ place=${PLACE:-/tmp} # where the equipment unpacks vLLM and writes its logs and 
 total=${TOTAL:-560}
 runs=${RUNS:-.}
 export OUT=${OUT:?a folder for the results}
-export FUSED_SLOTS_TWIN=$place/twin_found
+export ENGINE_TWIN=$place/twin_found
 graphs="--mode FULL_DECODE_ONLY"
 
 # name | GPUs | which engines | arguments. Tokens prove something in float32; decode context parallel
@@ -32,7 +32,7 @@ few_falcon_h1 | 1 | stock twin | --model falcon_h1 --blocks 40 --dtype float32
 "
 
 say() { echo "-- $SECONDS s: $*"; }
-mkdir -p "$OUT" "$place/log" "$place/res" "$FUSED_SLOTS_TWIN"
+mkdir -p "$OUT" "$place/log" "$place/res" "$ENGINE_TWIN"
 exec > >(tee "$OUT/vllm_parallel.txt") 2>&1
 
 # Entry points as an installed package has them.
@@ -52,7 +52,7 @@ job() {
   [ "$2" = stock ] || path=$PWD:$place/entry_$2
   shift 2
   [ -n "$path" ] || export FUSED_SLOTS_VLLM=off # in a subshell of its own
-  XPATH=$path FUSED_SLOTS_TWIN_RUN=$name timeout $((total - SECONDS - 25)) \
+  XPATH=$path ENGINE_TWIN_RUN=$name timeout $((total - SECONDS - 25)) \
     bash "$equipment/job.sh" 0.33.0 "$name" 240 "$@"
 }
 
@@ -84,7 +84,7 @@ done <<<"$list"
 say "all engines are done"
 cat "$place"/log/*.sum >"$OUT/vllm_parallel_sums.txt"
 timeout 30 python3 -m bench.vllm_engine_twin_report --json "$OUT/vllm_parallel.json" \
-  --results "$place/res" --twins "$FUSED_SLOTS_TWIN" --logs "$place/log"
+  --results "$place/res" --twins "$ENGINE_TWIN" --logs "$place/log"
 tar czf "$OUT/vllm_parallel_logs.tgz" -C "$place" log
 say "end"
 sleep 1 # tee writes the last lines

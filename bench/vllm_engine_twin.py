@@ -2,7 +2,7 @@
 
 In each process of an engine every slot and every live gathered column of every call is compared,
 those into a caller's `out` too; calls inside a graph capture are only counted. What was found is
-kept as JSON in the folder that FUSED_SLOTS_TWIN names, one file a process.
+kept as JSON in the folder that ENGINE_TWIN names, one file a process.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def make_twin(ours: Any) -> Any:
     """A class derived from ours that also asks vLLM's, with every call's arguments."""
     import torch
 
-    name = os.environ.get("FUSED_SLOTS_TWIN_RUN", "run")
-    findings = Findings(Path(os.environ["FUSED_SLOTS_TWIN"], f"{name}_{os.getpid()}.json"))
+    name = os.environ.get("ENGINE_TWIN_RUN", "run")
+    findings = Findings(Path(os.environ["ENGINE_TWIN"], f"{name}_{os.getpid()}.json"))
 
     def capturing() -> bool:
         captured = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

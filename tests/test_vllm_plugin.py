@@ -9,7 +9,7 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
@@ -20,14 +20,15 @@ import pytest
 import torch
 
 from fused_slots import BlockTableError
-from fused_slots.cli.diagnosis import MISSING, plugin_state
-from fused_slots.vllm import ascend_v1, plugin, releases
+from fused_slots.cli.diagnosis import plugin_state
+from fused_slots.vllm import ascend_v1, plugin, releases, report
 from fused_slots.vllm.ascend_v1 import FusedAscendMultiGroupBlockTable
 from fused_slots.vllm.plugin import find_obstacle, register, status, unregister
 from fused_slots.vllm.releases import CONTRACTS, Contract, UnsupportedVllmError, find_contract
 from fused_slots.vllm.releases.vllm import CONTRACTS as VLLM_CONTRACTS
 from fused_slots.vllm.releases.vllm import VLLM_0_30
 from fused_slots.vllm.releases.vllm_ascend import CONTRACTS as ASCEND_CONTRACTS
+from fused_slots.vllm.report import EngineReport, engine_report
 from fused_slots.vllm.v1 import MultiGroupBlockTable
 from fused_slots.vllm.v2 import FusedAscendBlockTables, FusedBlockTables
 from tests.fake_vllm import (
@@ -128,16 +129,39 @@ def test_a_name_that_somebody_replaced_after_us_is_left_to_them(vllm: Path) -> N
     assert module.BlockTables is theirs
 
 
+@pytest.fixture
+def reported(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], EngineReport]:
+    monkeypatch.setattr(report, "installed_versions", lambda: plugin.installed_versions())
+    return engine_report
+
+
 def test_the_doctor_says_what_the_plugin_does(
-    vllm: Path, monkeypatch: pytest.MonkeyPatch
+    reported: Callable[[], EngineReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert plugin_state(MISSING) == "vllm is not installed"
-    assert plugin_state("0.33.0") == "becomes active when vLLM starts"
+    assert plugin_state(reported()) == "becomes active when vLLM starts"
     register()
-    assert plugin_state("0.33.0") == f"active: {status().reason}"
+    assert plugin_state(reported()) == f"active: {status().reason}"
     monkeypatch.setenv("FUSED_SLOTS_VLLM", "off")
     register()
-    assert plugin_state("0.33.0") == "stays off: FUSED_SLOTS_VLLM=off"
+    assert reported().off
+    assert plugin_state(reported()) == "stays off: FUSED_SLOTS_VLLM=off"
+    monkeypatch.setattr(plugin, "installed_versions", dict)
+    assert plugin_state(reported()) == "vllm is not installed"
+
+
+def test_the_report_names_release_contract_runner_and_what_is_replaced(
+    reported: Callable[[], EngineReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    assert reported() == EngineReport(
+        {"vllm": "0.33.0"},
+        "vllm 0.33",
+        "v1 runner (VLLM_USE_V2_MODEL_RUNNER=0)",
+        (f"{V2}.BlockTables", f"{V1}.MultiGroupBlockTable"),
+    )
+    monkeypatch.setattr(plugin, "installed_versions", lambda: {"vllm": "0.34.0"})
+    assert "got vllm 0.34.0" in reported().obstacle
+    assert (reported().contract, reported().off) == ("", False)
 
 
 def run_step(runner_class: Any) -> tuple[int, Any]:

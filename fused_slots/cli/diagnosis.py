@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Iterable
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import metadata
@@ -19,9 +17,9 @@ from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import BlockTableError
 from fused_slots.groups import KVCacheGroup
 from fused_slots.host.rows import NATIVE, host_half
-from fused_slots.recording.recorder import VLLM_VERSION
 from fused_slots.reference import map_token
-from fused_slots.vllm.plugin import find_obstacle, status
+from fused_slots.vllm.plugin import status
+from fused_slots.vllm.report import EngineReport, engine_report
 
 PACKAGES = ("torch", "numpy", "triton", "triton-ascend", "torch-npu", "vllm", "vllm-ascend")
 DEVICES = ("cpu", "cuda", "npu")
@@ -38,6 +36,7 @@ class Diagnosis:
     environment: dict[str, str]
     problems: list[str]
     vllm_plugin: str
+    engine: EngineReport
 
 
 def diagnose() -> Diagnosis:
@@ -57,8 +56,13 @@ def diagnose() -> Diagnosis:
     if backends["cpu"] != "works":
         problems.append(f"The CPU backend does not work: {backends['cpu']}")
     problems += package_problems(versions, torch.cuda.is_available())
-    plugin = plugin_state(versions["vllm"])
-    return Diagnosis(versions, backends, _staging_half(), environment, problems, plugin)
+    engine = engine_report()
+    if engine.releases and engine.obstacle and not engine.off:
+        problems.append(f"The vLLM plugin stays off. {engine.obstacle}")
+    return Diagnosis(
+        *(versions, backends, _staging_half(), environment, problems),
+        *(plugin_state(engine), engine),
+    )
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
@@ -74,15 +78,13 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
     return problems
 
 
-def plugin_state(vllm_version: str) -> str:
-    """What the vLLM plugin does in this process, or what it would do and why; imports vLLM."""
-    if vllm_version == MISSING:
-        return "vllm is not installed"
+def plugin_state(engine: EngineReport) -> str:
+    """What the vLLM plugin does in this process, or what it would do and why."""
     if status().active:
         return f"active: {status().reason}"
-    with redirect_stdout(sys.stderr):  # where vLLM then sends its log, too
-        obstacle = find_obstacle()
-    return f"stays off: {obstacle}" if obstacle else "becomes active when vLLM starts"
+    if not engine.releases:
+        return engine.obstacle
+    return f"stays off: {engine.obstacle}" if engine.obstacle else "becomes active when vLLM starts"
 
 
 def package_problems(versions: dict[str, str], has_cuda_device: bool) -> list[str]:
@@ -107,11 +109,6 @@ def package_problems(versions: dict[str, str], has_cuda_device: bool) -> list[st
         problems.append(
             f"numpy {versions['numpy']} breaks the interpreter of triton 3.6 "
             "(TRITON_INTERPRET=1): pip install 'numpy<2.4'"
-        )
-    if "vllm" in found and _version(versions["vllm"]) != _version(VLLM_VERSION):
-        problems.append(
-            f"vllm {versions['vllm']} is installed; the plugin and `record` were made for "
-            f"{VLLM_VERSION}"
         )
     return problems
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 
 from fused_slots.cli.diagnosis import Diagnosis, diagnose
 from fused_slots.cli.progress import announce
 from fused_slots.cli.result import Result, Status
+from fused_slots.vllm.report import EngineReport
 
 
 def run_doctor(args: argparse.Namespace) -> Result:
@@ -19,6 +21,7 @@ def run_doctor(args: argparse.Namespace) -> Result:
         "backends": diagnosis.backends,
         "staging": diagnosis.staging,
         "vllm_plugin": diagnosis.vllm_plugin,
+        "engine": asdict(diagnosis.engine),
         "environment": diagnosis.environment,
         "problems": diagnosis.problems,
     }
@@ -37,9 +40,25 @@ def _text(diagnosis: Diagnosis) -> str:
             f"  {diagnosis.staging}",
             "vLLM plugin",
             f"  {diagnosis.vllm_plugin}",
+            *_engine(diagnosis.engine),
             "Environment",
             *(f"  {name:<24}{value}" for name, value in diagnosis.environment.items()),
             "Problems" if diagnosis.problems else "No problem found",
             *(f"  {problem}" for problem in diagnosis.problems),
         ]
     )
+
+
+def _engine(engine: EngineReport) -> list[str]:
+    """The engine at hand, its runner, and the classes that ours stand in for."""
+    if not engine.releases:
+        return []
+    releases = [f"{name} {version or 'of no version'}" for name, version in engine.releases.items()]
+    facts = {
+        "engine": " with ".join(releases),
+        "contract": engine.contract or "none: no release that is known",
+        "runner": engine.runner,
+        "replaces": ", ".join(engine.replaces),
+        "in the way": engine.obstacle or "nothing",
+    }
+    return [f"  {name:<24}{fact}" for name, fact in facts.items() if fact]

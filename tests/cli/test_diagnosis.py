@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 from fused_slots import env
 from fused_slots.backends.cpu import CpuBackend
 from fused_slots.cli import diagnosis as doctor
 from fused_slots.cli.diagnosis import MISSING, diagnose, installed_version, package_problems
+from fused_slots.cli.doctor import run_doctor
 from fused_slots.host import rows
+from fused_slots.vllm.report import EngineReport
 from tests.host_halves import HALVES
 
 HEALTHY = {
@@ -79,7 +83,6 @@ def test_backend_that_maps_wrongly_is_a_problem(monkeypatch: pytest.MonkeyPatch)
         ({"torch-npu": "2.9.0"}, False, "torch-npu but no triton-ascend"),
         ({"numpy": "2.4.1"}, False, "numpy 2.4.1 breaks the interpreter"),
         ({"numpy": "3.0rc1"}, False, "numpy 3.0rc1 breaks the interpreter"),
-        ({"vllm": "0.30.0"}, False, "vllm 0.30.0 is installed; the plugin"),
     ],
 )
 def test_known_bad_combination_is_a_problem(
@@ -87,6 +90,27 @@ def test_known_bad_combination_is_a_problem(
 ) -> None:
     (found,) = package_problems({**HEALTHY, **installed}, cuda)
     assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("engine", "is_problem", "line"),
+    [
+        (EngineReport({}, obstacle="vllm is not installed"), False, ""),
+        (EngineReport({"vllm": "0.34.0"}, obstacle="use 0.33.0"), True, "use 0.33.0"),
+        (EngineReport({"vllm": "0.33.0"}, "vllm 0.33", off=True, obstacle="off"), False, "off"),
+        (EngineReport({"vllm": "0.33.0"}, "vllm 0.33", "v2 runner", ("A", "B")), False, "nothing"),
+    ],
+)
+def test_what_is_in_the_way_of_the_plugin_is_a_problem_unless_it_was_asked_for(
+    engine: EngineReport, is_problem: bool, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "engine_report", lambda: engine)
+    result = run_doctor(argparse.Namespace(quiet=True, json=True))
+    problem = f"The vLLM plugin stays off. {engine.obstacle}"
+    assert (problem in diagnose().problems) is is_problem
+    text = result.text
+    assert (f"  in the way              {line}" in text) is bool(line)
+    assert ("replaces                A, B" in text) is bool(engine.replaces)
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def test_launches_of_each_step_and_preemptions_are_printed(
 def test_the_twin_of_an_engine_finds_what_differs_and_nothing_else(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FUSED_SLOTS_TWIN", str(tmp_path))
-    monkeypatch.setenv("FUSED_SLOTS_TWIN_RUN", "run_twin")
+    monkeypatch.setenv("ENGINE_TWIN", str(tmp_path))
+    monkeypatch.setenv("ENGINE_TWIN_RUN", "run_twin")
     monkeypatch.setattr(model_runner, "BlockTables", model_runner.BlockTables)
     vllm_engine_twin.register()
     vllm_engine_twin.register()
