@@ -34,6 +34,7 @@ from bench.soak_manager import Mismatch, Soaked
 from bench.soak_plan import WORLDS
 from fused_slots import AscendBlockTables, env
 from fused_slots.backends.gpu import KEPT_PLANS
+from fused_slots.cli.json_file import read_json
 from fused_slots.host.rows import host_half
 from tests.memory import kept_by, resident_kib
 
@@ -195,7 +196,7 @@ def in_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
         reports = []
         for n, path in enumerate(paths):
             if path.exists():
-                reports += json.loads(path.read_text())["processes"]
+                reports += read_json(path)["processes"]
             else:
                 died = f"seed {options.seed + n}: the process ended without a result"
                 reports.append({"steps": 0, "failures": [died]})
@@ -234,7 +235,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    before = json.loads(options.after.read_text())["processes"] if options.after else []
+    before = read_json(options.after)["processes"] if options.after else []
     if options.processes > 1:
         reports = in_processes(options)
     else:

@@ -19,6 +19,8 @@ matplotlib.use("svg")
 
 import matplotlib.pyplot as plt
 
+from fused_slots.cli.json_file import read_json
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "bench" / "results" / "cuda_sweep.json"
 PICTURES = ROOT / "docs" / "pictures"
@@ -117,7 +119,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, default=RESULT)
     parser.add_argument("--folder", type=Path, default=PICTURES)
     options = parser.parse_args()
-    report = json.loads(options.result.read_text())
+    report = read_json(options.result)
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, points in report["sweeps"].items():
         if points:

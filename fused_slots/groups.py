@@ -242,6 +242,31 @@ class ContextParallel:
             )
 
 
+def check_shard(group: KVCacheGroup, context_parallel: ContextParallel, name: str) -> None:
+    """Check that the group can be dealt to these ranks, if it is at all.
+
+    Raises:
+        ConfigurationError: names the group as `name` does, and the numbers.
+    """
+    if context_parallel.size == 1 or not group.dcp_sharded or not group.maps_slots:
+        return
+    if not group.kind.is_paged:
+        raise ConfigurationError(
+            f"dcp_sharded of {name}",
+            expected="False or None: a ring of one block cannot be dealt to "
+            f"{context_parallel.size} ranks, every rank holds it whole",
+            actual="True",
+        )
+    if group.block_size % context_parallel.interleave:
+        raise ConfigurationError(
+            f"context_parallel.interleave of {name}",
+            expected=f"a divisor of block_size ({group.block_size}), so that no two tokens "
+            "share a slot",
+            actual=str(context_parallel.interleave),
+            hint="Change interleave, or set dcp_sharded=False if every rank holds this group",
+        )
+
+
 def _columns_per_block(block_size: int, kernel_block_size: int | None) -> int:
     block_size = require_int("block_size", block_size, minimum=1)
     if kernel_block_size is None:

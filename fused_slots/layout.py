@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fused_slots.faults import INT32_MAX, ConfigurationError, require_int
-from fused_slots.groups import ContextParallel, KVCacheGroup
+from fused_slots.groups import ContextParallel, KVCacheGroup, check_shard
 
 ARENA_ALIGNMENT = 64
 """int32 elements; every group's table starts on a 256-byte boundary."""
@@ -71,7 +71,7 @@ class TableLayout:
         object.__setattr__(self, "num_blocks", tuple(map(self._pool_size, range(self.num_groups))))
         for g, group in enumerate(self.groups):
             require_int(f"row width of {self.describe(g)}, in columns", self.widths[g], minimum=1)
-            self._check_context_parallel(g, group)
+            check_shard(group, self.context_parallel, self.describe(g))
             self._check_pool(g, group)
             self._check_null_block(g)
 
@@ -146,26 +146,6 @@ class TableLayout:
                 ((INT32_MAX + 1) // group.block_size - 1, "its last slot must fit slot_dtype int32")
             )
         return bounds
-
-    def _check_context_parallel(self, g: int, group: KVCacheGroup) -> None:
-        cp = self.context_parallel
-        if cp.size == 1 or not group.dcp_sharded or not group.maps_slots:
-            return
-        if not group.kind.is_paged:
-            raise ConfigurationError(
-                f"dcp_sharded of {self.describe(g)}",
-                expected="False or None: a ring of one block cannot be dealt to "
-                f"{cp.size} ranks, every rank holds it whole",
-                actual="True",
-            )
-        if group.block_size % cp.interleave:
-            raise ConfigurationError(
-                f"context_parallel.interleave of {self.describe(g)}",
-                expected=f"a divisor of block_size ({group.block_size}), so that no two tokens "
-                "share a slot",
-                actual=str(cp.interleave),
-                hint="Change interleave, or set dcp_sharded=False if every rank holds this group",
-            )
 
     def _check_null_block(self, g: int) -> None:
         null, limit = self.null_block_id, self._block_id_bounds(g)[0]

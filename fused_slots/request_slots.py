@@ -20,7 +20,7 @@ from fused_slots.faults import (
     InvalidArgumentError,
     require_int,
 )
-from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup
+from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, check_shard
 
 Integers = Sequence[int] | npt.NDArray[np.integer]
 
@@ -108,23 +108,10 @@ def _shard(group: KVCacheGroup, context_parallel: ContextParallel) -> tuple[int,
             expected="a fused_slots.ContextParallel",
             actual=repr(context_parallel),
         )
-    size, interleave = context_parallel.size, context_parallel.interleave
-    if size == 1 or not group.dcp_sharded:
-        return 1, 0, interleave
-    if group.circular:
-        raise ConfigurationError(
-            f"context_parallel.size with circular group {group.name!r}",
-            expected="1: a ring of one block cannot be dealt to ranks",
-            actual=str(size),
-            hint="Set dcp_sharded=False if every rank holds the ring",
-        )
-    if group.block_size % interleave:
-        raise ConfigurationError(
-            f"context_parallel.interleave of group {group.name!r}",
-            expected=f"a divisor of block_size ({group.block_size})",
-            actual=str(interleave),
-        )
-    return size, context_parallel.rank, interleave
+    check_shard(group, context_parallel, f"the group ({group.name})" if group.name else "the group")
+    if not group.dcp_sharded:
+        return 1, 0, context_parallel.interleave
+    return context_parallel.size, context_parallel.rank, context_parallel.interleave
 
 
 def _block_ids(block_ids: Integers, columns_per_block: int) -> npt.NDArray[np.int64]:

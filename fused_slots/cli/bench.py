@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import fused_slots
+from fused_slots.cli.json_file import read_json
 from fused_slots.cli.progress import announce
 from fused_slots.cli.result import Result, Status, check_writable
 from fused_slots.faults import BackendUnavailableError, ConfigurationError
@@ -46,8 +46,8 @@ def run_bench(args: argparse.Namespace) -> Result:
         if args.select:
             command += ["-k", args.select]
         returncode, lines = _follow(args, command)
-        content = save.read_text() if save.exists() else ""
-    rows = _medians(json.loads(content)) if content else []
+        measured = save.exists() and save.stat().st_size
+        rows = _medians(read_json(save)) if measured else []
     document = {"good": returncode == 0, "saved": str(args.save or ""), "medians_us": rows}
     if returncode or not rows:
         output = "\n".join(lines)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fused_slots.faults import BlockTableError
+from fused_slots.groups import KVCacheGroup
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
@@ -52,7 +53,7 @@ def ends(counts: Int32Array) -> Int64Array:
 def validate(
     arrays: Mapping[str, Int32Array],
     *,
-    max_blocks_per_group: Sequence[int],
+    groups: Sequence[KVCacheGroup],
     max_num_reqs: int,
     max_num_batched_tokens: int,
     num_blocks: int,
@@ -60,7 +61,7 @@ def validate(
     """Check everything that decoding relies on, so that it can index without looking.
 
     Raises:
-        ScheduleError: names the array, the first bad item and what was allowed.
+        ScheduleError: names the array, the first bad item, its group and what was allowed.
     """
     for array, values in arrays.items():
         if values.dtype != np.int32 or values.ndim != 1 + ARRAYS[array]:
@@ -80,27 +81,40 @@ def validate(
     for array, length in lengths.items():
         if len(arrays[array]) != length:
             raise ScheduleError(array, expected=f"{length} items", actual=f"{len(arrays[array])}")
-    widths = np.array(max_blocks_per_group)
-    by_group = np.broadcast_to(widths, arrays["truth_edits"].shape).reshape(-1)
+    widths = np.array([group.max_num_blocks for group in groups])
+    of_entries = np.broadcast_to(np.arange(len(groups)), arrays["truth_edits"].shape)
+    of_edits = np.repeat(of_entries.reshape(-1), arrays["truth_edits"].reshape(-1))
     _check_below("rows", arrays["rows"], max_num_reqs)
     _check_below("append_rows", arrays["append_rows"], max_num_reqs)
     _check_below("append_blocks", arrays["append_blocks"], num_blocks)
     _check_below("edit_blocks", arrays["edit_blocks"], num_blocks)
-    _check_below("truth_blocks", arrays["truth_blocks"], widths + 1)
-    edit_limits = np.repeat(by_group, arrays["truth_edits"].reshape(-1))
-    _check_below("edit_columns", arrays["edit_columns"], edit_limits)
+    _check_below("truth_blocks", arrays["truth_blocks"], widths + 1, groups, of_entries)
+    _check_below("edit_columns", arrays["edit_columns"], widths[of_edits], groups, of_edits)
     _check_below("step_entries", arrays["step_entries"], max_num_reqs + 1)
     tokens_before = np.concatenate([[0], ends(arrays["num_scheduled"])])
     tokens = np.diff(tokens_before[np.concatenate([[0], ends(arrays["step_entries"])])])
     _check_below("tokens of a step", tokens, max_num_batched_tokens + 1)
 
 
-def _check_below(array: str, values: npt.NDArray[Any], limit: Any) -> None:
+def describe(groups: Sequence[KVCacheGroup], g: int) -> str:
+    """A group as findings and errors name it: its number and, when given, its name."""
+    return f"group {g} ({groups[g].name})" if groups[g].name else f"group {g}"
+
+
+def _check_below(
+    array: str,
+    values: npt.NDArray[Any],
+    limit: Any,
+    groups: Sequence[KVCacheGroup] = (),
+    group_of: npt.NDArray[Any] | None = None,
+) -> None:
     bad = np.flatnonzero((values < 0) | (values >= limit))
     if len(bad):
-        allowed = np.broadcast_to(limit, values.shape).reshape(-1)[bad[0]]
+        item = bad[0]
+        allowed = np.broadcast_to(limit, values.shape).reshape(-1)[item]
+        where = "" if group_of is None else f", {describe(groups, group_of.reshape(-1)[item])}"
         raise ScheduleError(
             array,
-            expected=f"0 <= value < {allowed} at item {bad[0]}",
-            actual=str(values.reshape(-1)[bad[0]]),
+            expected=f"0 <= value < {allowed} at item {item}{where}",
+            actual=str(values.reshape(-1)[item]),
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from fused_slots.groups import NULL_BLOCK_ID
+from fused_slots.recording.arrays import describe
 from fused_slots.recording.schedule import Append, Schedule, ScheduleStep
 
 
@@ -48,29 +49,27 @@ class ScheduleCheck:
             yield from self._compare_rows(where, step)
             yield from self._check_use(where, step)
 
-    def _named(self, g: int) -> str:
-        name = self._schedule.groups[g].name
-        return f"group {g} ({name})" if name else f"group {g}"
-
     def _append(self, where: str, append: Append) -> Iterator[str]:
+        groups = self._schedule.groups
         for g, block_ids in enumerate(append.block_ids):
             row, capacity = self._rows[g][append.req_index], len(self._rows[g][append.req_index])
             begin = 0 if append.overwrite else int(self._lengths[g, append.req_index])
             end = begin + len(block_ids)
             if end > capacity:
                 yield (
-                    f"{where}: row {append.req_index} of {self._named(g)} holds {end} blocks, its "
-                    f"capacity is {capacity}"
+                    f"{where}: row {append.req_index} of {describe(groups, g)} holds {end} "
+                    f"blocks, its capacity is {capacity}"
                 )
                 end = capacity
             row[begin:end] = block_ids[: end - begin]
             self._lengths[g, append.req_index] = end
 
     def _compare_rows(self, where: str, step: ScheduleStep) -> Iterator[str]:
+        groups = self._schedule.groups
         for g, blocks_of in enumerate(step.expected_blocks):
             for req_index, held in zip(step.idx_mapping.tolist(), blocks_of, strict=True):
                 row = self._rows[g][req_index, : self._lengths[g, req_index]]
-                what = f"{where}: row {req_index} of {self._named(g)}"
+                what = f"{where}: row {req_index} of {describe(groups, g)}"
                 if len(row) != len(held):
                     yield f"{what} has {len(row)} blocks, the KV manager {len(held)}"
                     continue
@@ -82,14 +81,14 @@ class ScheduleCheck:
                     )
 
     def _check_use(self, where: str, step: ScheduleStep) -> Iterator[str]:
-        writers: dict[int, str] = {}
+        groups, writers = self._schedule.groups, dict[int, str]()
         for entry, req_index in enumerate(step.idx_mapping.tolist()):
             begin, end = step.query_start_loc[entry : entry + 2].tolist()
             if begin == end:
                 continue
             first, last = int(step.positions[begin]), int(step.positions[end - 1])
             for g, blocks_of in enumerate(step.expected_blocks):
-                writer = f"row {req_index} of {self._named(g)}"
+                writer = f"row {req_index} of {describe(groups, g)}"
                 read, written, final = self._columns(g, first, last)
                 held = blocks_of[entry][read : final + 1].tolist()
                 if final - read >= len(held):

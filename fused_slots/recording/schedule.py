@@ -150,7 +150,7 @@ class Schedule:
         schedule = cls(**header, _arrays=shaped, _events=events)
         validate(
             shaped,
-            max_blocks_per_group=[group.max_num_blocks for group in schedule.groups],
+            groups=schedule.groups,
             max_num_reqs=schedule.max_num_reqs,
             max_num_batched_tokens=schedule.max_num_batched_tokens,
             num_blocks=schedule.num_blocks,

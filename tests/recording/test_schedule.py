@@ -342,7 +342,9 @@ def test_a_stored_value_out_of_range_is_refused_by_array(
     arrays = contents(saved)
     arrays[array][0] = value
     write(saved, arrays)
-    with pytest.raises(ScheduleError, match=rf"{array}: expected 0 <= value < {value} at item 0"):
+    group = r", group 0 \(full\)" if array in ("edit_columns", "truth_blocks") else ""
+    where = f"at item 0{group}; got {value}"
+    with pytest.raises(ScheduleError, match=rf"{array}: expected 0 <= value < {value} {where}"):
         load_schedule(saved)
 
 
