@@ -1,7 +1,8 @@
 """Correctness on a GPU in parts of a few minutes: python -m bench.cuda_verify PART --json FILE.
 
 - graphs: captured compute_slot_mappings, map_tokens and step, replayed with changing contents of
-  every input in the captured sizes; allocations and addresses must not change;
+  every input in the captured sizes, lengths of replay and the null block among them; rows are also
+  cleared and cut between replays; allocations and addresses must not change;
 - flight: steps queued behind a sleeping kernel while the host stages the next ones: each step sees
   its own writes (1, 2, 3, 5 and 40 steps, more than the ring of packets holds);
 - numbers: slots beyond 2^31, rows x stride beyond 2^31 elements, int32 and int64 outputs;
@@ -30,7 +31,7 @@ GROUPS = (
     KVCacheGroup(4096, 1, slot_mapping_mode=SlotMappingMode.NONE),
     KVCacheGroup(8, 1, circular=True, prefix_cacheable=False),
 )
-NUM_ROWS, CAPACITY, WINDOW = 32, 512, 8
+NUM_ROWS, CAPACITY, WINDOW, NULL_BLOCK = 32, 512, 8, 3
 
 
 class World:
@@ -44,14 +45,18 @@ class World:
             max_num_batched_tokens=CAPACITY,
             device="cuda",
             replay_window=WINDOW,
+            null_block_id=NULL_BLOCK,
         )
         self.tables.warmup()
         self.rows: list[list[list[int]]] = [[[] for _ in range(NUM_ROWS)] for _ in GROUPS]
         self.num_reqs, self.num_tokens = num_reqs, num_tokens
+        self.by_length = seed % 2 == 1
+        """Whether tokens are replayed by replay_len instead of the window."""
         self.idx = torch.zeros(num_reqs, dtype=torch.int32, device="cuda")
         self.starts = torch.zeros(num_reqs + 1, dtype=torch.int32, device="cuda")
         self.positions = torch.zeros(num_tokens, dtype=torch.int64, device="cuda")
         self.replay = torch.zeros(num_reqs, dtype=torch.int32, device="cuda")
+        self.length = torch.zeros(num_reqs, dtype=torch.int32, device="cuda")
         self.draft_rows = torch.zeros(num_tokens, dtype=torch.int32, device="cuda")
         self.draft_positions = torch.zeros(num_tokens, dtype=torch.int64, device="cuda")
 
@@ -61,11 +66,21 @@ class World:
             lists = []
             for g, group in enumerate(GROUPS):
                 count = int(self.rng.integers(1, group.max_num_blocks + 1))
-                ids = self.rng.integers(1, 10000, count).tolist()
+                ids = self.rng.integers(1, (10000, 6)[row % 2], count).tolist()
                 n = group.columns_per_block
                 self.rows[g][row] = [k * n + part for k in ids for part in range(n)]
                 lists.append(ids)
             self.tables.append_block_ids(row, lists, overwrite=True)
+        cleared, cut = self.rng.permutation(NUM_ROWS)[:2].tolist()
+        self.tables.clear_row(cleared)
+        keep = [
+            len(rows[cut]) // group.columns_per_block // 2
+            for rows, group in zip(self.rows, GROUPS, strict=True)
+        ]
+        self.tables.write_block_ids(cut, keep, [[] for _ in GROUPS])
+        for rows, group, blocks in zip(self.rows, GROUPS, keep, strict=True):
+            rows[cleared] = []
+            rows[cut] = rows[cut][: blocks * group.columns_per_block]
 
     def new_inputs(self) -> None:
         """Other contents in the same sizes: rows, lengths, positions, replayed tokens."""
@@ -80,10 +95,17 @@ class World:
             (self.starts, starts),
             (self.positions, positions),
             (self.replay, replay),
+            (self.length, rng.integers(-2, 40, num_reqs)),
             (self.draft_rows, rng.integers(-1, NUM_ROWS, self.num_tokens)),
             (self.draft_positions, rng.integers(-3, 1100, self.num_tokens)),
         ):
             tensor.copy_(torch.from_numpy(values))
+
+    @property
+    def replayed(self) -> dict[str, torch.Tensor]:
+        """The keywords of a call that say what is replayed."""
+        keywords = {"replay_start": self.replay}
+        return keywords | {"replay_len": self.length} if self.by_length else keywords
 
     def expected_slots(self) -> list[list[int]]:
         return reference.slot_mappings(
@@ -95,13 +117,17 @@ class World:
             CAPACITY,
             replay_start=self.replay.tolist(),
             replay_window=WINDOW,
+            replay_len=self.length.tolist() if self.by_length else None,
+            null_block_id=NULL_BLOCK,
         )
 
     def expected_drafts(self) -> list[list[int]]:
         count = self.num_tokens
         starts = list(range(count + 1))
         rows, positions = self.draft_rows.tolist(), self.draft_positions.tolist()
-        return reference.slot_mappings(GROUPS, self.rows, rows, starts, positions, CAPACITY)
+        return reference.slot_mappings(
+            GROUPS, self.rows, rows, starts, positions, CAPACITY, null_block_id=NULL_BLOCK
+        )
 
     def expected_gathered(self) -> list[list[list[int]]]:
         widths = [table.shape[1] for table in self.tables.input_block_tables]
@@ -129,10 +155,10 @@ def graphs(replays: int) -> dict[str, int]:
         graph, whole = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
-            slots = tables.compute_slot_mappings(*arguments, num_tokens, replay_start=world.replay)
+            slots = tables.compute_slot_mappings(*arguments, num_tokens, **world.replayed)
             drafts = tables.map_tokens(world.draft_rows, world.draft_positions)
         with torch.cuda.graph(whole):
-            tables.step(*arguments, num_tokens_padded=num_tokens, replay_start=world.replay)
+            tables.step(*arguments, num_tokens_padded=num_tokens, **world.replayed)
         addresses = [t.data_ptr() for t in (slots, drafts, *tables.input_block_tables)]
         torch.cuda.synchronize()
 
@@ -174,18 +200,17 @@ def flight(repeats: int) -> dict[str, int]:
             for _ in range(queued):
                 world.write_rows()
                 world.new_inputs()
-                world.tables.step(
-                    world.idx, world.starts, world.positions, replay_start=world.replay
-                )
+                world.tables.step(world.idx, world.starts, world.positions, **world.replayed)
                 copies = [table[:8].clone() for table in world.tables.input_block_tables]
                 inputs = [
-                    t.clone() for t in (world.idx, world.starts, world.positions, world.replay)
+                    t.clone()
+                    for t in (world.idx, world.starts, world.positions, world.replay, world.length)
                 ]
                 rows = [[list(row) for row in group] for group in world.rows]
                 seen.append((world.tables.slot_mappings.clone(), copies, inputs, rows))
             for slots, gathered, inputs, rows in seen:
                 world.rows = rows
-                world.idx, world.starts, world.positions, world.replay = inputs
+                world.idx, world.starts, world.positions, world.replay, world.length = inputs
                 right = slots.tolist() == world.expected_slots()
                 right &= [table.tolist() for table in gathered] == world.expected_gathered()
                 mismatches += not right

@@ -122,8 +122,6 @@ class MultiGroupBlockTable(metaclass=FallsBack):
         self.block_tables = [
             self.table_class.of_group(storage, g, mode, pin_memory) for g, mode in enumerate(modes)
         ]
-        # Its calls take a replay_start alone.
-        storage.manager._backend.warms_replay = storage.manager.layout.replay_window > 0
         register_warmup(storage.manager)
 
     @property
