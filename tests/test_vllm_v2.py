@@ -403,3 +403,29 @@ def test_the_attributes_that_vllm_reads() -> None:
     assert tables.num_blocks.gpu.shape == tables.num_blocks.np.shape == (3, NUM_ROWS)
     assert tables.slot_mappings.dtype == torch.int64
     assert (tables.slot_mappings == -1).all()
+
+
+@pytest.mark.parametrize("capturing", [True, False])
+def test_a_gather_in_a_capture_is_whole_because_the_graph_may_restore_the_tables(
+    capturing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = FusedBlockTables([4], 2, 8, [6], torch.device("cpu"))
+    monkeypatch.setattr(tables._backend, "is_capturing", lambda: capturing, raising=False)
+    invalidated = []
+    invalidate = tables._backend.invalidate_gathered
+    monkeypatch.setattr(
+        tables._backend, "invalidate_gathered", lambda: invalidated.append(1) or invalidate()
+    )
+    tables.append_block_ids(0, [[5, 6]], overwrite=True)
+    tables.apply_staged_writes()
+    idx_mapping = torch.tensor([0], dtype=torch.int32)
+    tables.gather_block_tables(idx_mapping, 1)
+    tables.input_block_tables[0][0, 3] = 9
+    (gathered,) = tables.gather_block_tables(idx_mapping, 1)
+    assert bool(invalidated) is capturing
+    if capturing:
+        assert gathered.tolist() == [[5, 6, 0, 0, 0, 0]]
+    with tables.fuse_gather():  # the runner's own gather is never captured
+        invalidated.clear()
+        tables.gather_block_tables(idx_mapping, 1)
+    assert not invalidated
