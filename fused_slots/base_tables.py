@@ -45,13 +45,6 @@ class BaseTables:
     layout: TableLayout
     _rows: HostRows
     _backend: Backend
-    _waiting = False
-    """Whether something was put off that the next call must carry out (vllm/deferral.py)."""
-
-    _last_gather: Step | None = None
-    """The last one, into whatever tables: its rows are those of live requests."""
-    _gathered_is_current = False
-    """Whether the gathered tables hold what `_last_gather` wrote, and rows have not changed."""
 
     def _assemble(
         self, layout: TableLayout, backend: type[Backend], device: torch.device, checked: bool
@@ -62,6 +55,12 @@ class BaseTables:
             ConfigurationError: the sizes do not fit the memory.
         """
         self.layout = layout
+        self._waiting = False
+        """Whether something was put off that the next call must carry out (vllm/deferral.py)."""
+        self._last_gather: Step | None = None
+        """The last one, into whatever tables: its rows are those of live requests."""
+        self._gathered_is_current = False
+        """Whether the gathered tables hold what `_last_gather` wrote, and rows have not changed."""
         self.redirect_writes_to_null_block = False
         """Writable: while true, every staged block id becomes the null block (vLLM sets it)."""
         self.launches = 0
@@ -145,7 +144,8 @@ class BaseTables:
         if step.idx_mapping is not None:
             self._last_gather = step
             self._gathered_is_current = step.tables_out is None
-            self._rows.released.clear()
+            if self._rows.released:
+                self._rows.released.clear()
 
     def _launch_map(self, step: Step) -> None:
         """Map the batch's tokens and nothing else."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from functools import cached_property
 from math import gcd
+from typing import Any
 
 from fused_slots.faults import ConfigurationError, require_bool, require_int
 
@@ -55,6 +56,10 @@ class GroupKind(IntEnum):
     def is_paged(self) -> bool:
         """Whether a row grows with its positions: aligned, split, dealt to ranks."""
         return self is GroupKind.PAGED
+
+    def place(self, positions: Any, block_size: int) -> tuple[Any, Any]:
+        """Column and offset of positions in a row that does not grow: integers or an array."""
+        return positions * 0, positions % block_size
 
     @property
     def word(self) -> str:

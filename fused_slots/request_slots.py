@@ -58,13 +58,13 @@ def slots_of(
         raise InvalidArgumentError("group", expected="a KVCacheGroup", actual=repr(group))
     ids = _block_ids(block_ids, group.columns_per_block)
     tokens = _integers("positions", positions, InvalidArgumentError)
-    if group.circular and len(ids) > 1:
+    if group.maps_slots and not group.kind.is_paged and len(ids) > 1:
         raise BlockIdError("block_ids", expected="one block: a ring", actual=f"{len(ids)} blocks")
     if not group.maps_slots:
         return np.full(len(tokens), PAD_SLOT_ID, np.int64)
     size, rank, interleave = _shard(group, context_parallel)
-    if group.circular:
-        block, offset = np.zeros_like(tokens), tokens % group.block_size
+    if not group.kind.is_paged:
+        block, offset = group.kind.place(tokens, group.block_size)
         mapped = tokens >= 0
     else:
         block, within = np.divmod(tokens, group.block_size * size)

@@ -108,14 +108,14 @@ _HOST = [
     (
         "rings are pages",
         CPU,
-        "        if group.kind is GroupKind.RING:\n            column",
-        "        if False:\n            column",
+        "        if group.kind.is_paged:\n            column",
+        "        if True:\n            column",
     ),
     (
         "ring of one slot less",
-        CPU,
-        "tokens.positions % group.block_size",
-        "tokens.positions % max(group.block_size - 1, 1)",
+        GROUPS,
+        "return positions * 0, positions % block_size",
+        "return positions * 0, positions % max(block_size - 1, 1)",
     ),
     ("one column beyond the row", CPU, "column >= self._num_columns", "column > self._num_columns"),
     (

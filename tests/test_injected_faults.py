@@ -381,3 +381,33 @@ def test_the_guard_of_threads_is_the_same_class_for_callers() -> None:
         if not name.startswith("_")
     }
     assert public - set(CALLS) == {"from_groups", "launch_plan"}
+
+
+def test_defaults_of_torch_that_a_caller_set_change_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Host tensors say that they are; a manager may be built and used under any default."""
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    idx, starts, positions = int32(build(), [0]), int32(build(), [0, 2]), torch.tensor([0, 17])
+    try:
+        torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float16)
+        torch.use_deterministic_algorithms(True)
+        with torch.inference_mode(), torch.device("meta"):
+            tables = build()
+            tables.append_block_ids(0, [[5, 6]], overwrite=True)
+            gathered_rows, mapped = tables.step(idx, starts, positions)
+            tables.init_block_table_layout_tensors()
+            tables.gather_block_tables(idx, 1)
+            tables.map_tokens(idx, positions[:1])
+            tables.get_dummy_block_tables(1)
+            told = str(tables.explain(0, 0, 17))
+            assert tables.take_faults() == []
+            tables.check_integrity()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None if device.type == "cpu" else device)
+    assert mapped[0, :2].tolist() == [80, 97]
+    assert "slot = 97" in told
+    assert gathered_rows[0].device.type == "cpu"

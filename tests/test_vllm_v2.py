@@ -429,3 +429,43 @@ def test_a_gather_in_a_capture_is_whole_because_the_graph_may_restore_the_tables
         invalidated.clear()
         tables.gather_block_tables(idx_mapping, 1)
     assert not invalidated
+
+
+def test_writes_that_wait_are_applied_although_the_gather_before_them_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = FusedBlockTables(**SIZES)
+    tables.append_block_ids(1, [[3], [4], [5]], overwrite=True)
+    run = type(tables._backend).step
+
+    def fail_to_gather(backend: Any, step: Any) -> None:
+        if step.idx_mapping is not None:
+            raise RuntimeError("launch failed")
+        run(backend, step)
+
+    monkeypatch.setattr(type(tables._backend), "step", fail_to_gather)
+    def gather() -> None:
+        with tables.fuse_gather():
+            tables.apply_staged_writes()
+            tables.gather_block_tables(longs([1]), 1)
+
+    with tables.defer_writes():
+        with pytest.raises(RuntimeError, match="launch failed"):
+            gather()
+        assert tables.block_tables[0].gpu[1, 0] == 3
+        assert not tables._rows.pending
+
+
+def test_a_second_gather_launches_the_one_that_waits() -> None:
+    tables = FusedBlockTables(**SIZES)
+    tables.append_block_ids(1, [[3], [4], [5]], overwrite=True)
+    tables.append_block_ids(2, [[6], [7], [8]], overwrite=True)
+    launches = tables.launches
+    with tables.defer_writes(), tables.fuse_gather():
+        tables.apply_staged_writes()
+        tables.gather_block_tables(longs([1]), 1)
+        tables.gather_block_tables(longs([2]), 1)
+        assert tables.launches == launches + 1
+        assert tables.input_block_tables[0][0, 0] == 3
+    assert tables.launches == launches + 2
+    assert tables.input_block_tables[0][0, 0] == 6

@@ -15,7 +15,7 @@ import torch
 
 from fused_slots.backends.base import FAULT_DETAILS, Backend, Step
 from fused_slots.faults import Fault, FaultCode, fault_records
-from fused_slots.groups import PAD_SLOT_ID, GroupKind, KVCacheGroup
+from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
@@ -274,13 +274,13 @@ class CpuBackend(Backend):
             self._count_live(FaultCode.DUPLICATE_POSITION, g, tokens.repeated, padded, tokens)
         if group.prefix_cacheable and tokens.replayed is not None:
             padded = _union(padded, tokens.replayed)
-        if group.kind is GroupKind.RING:
-            column, offset = np.zeros_like(tokens.positions), tokens.positions % group.block_size
-            code = FaultCode.EMPTY_RING
-        else:
+        if group.kind.is_paged:
             column, offset, other_rank = self._locate(g, group, tokens.positions)
             code = FaultCode.COLUMN_OUT_OF_ROW
             padded = _union(padded, other_rank)
+        else:
+            column, offset = group.kind.place(tokens.positions, group.block_size)
+            code = FaultCode.EMPTY_RING
         missing = _any_or_none(column >= self._num_columns[g].take(tokens.rows))
         if missing is not None:
             column = np.where(missing, 0, column)
