@@ -37,7 +37,7 @@ KERNEL_TESTS = (
 
 KERNEL_MUTANTS = [
     # The mapping
-    ("ignore what is replayed", FORMULA, "        wanted = wanted & ((replayed & (group.cacheable != 0)) == 0)\n", ""),
+    ("ignore what is replayed", FORMULA, "        wanted = wanted & ((replayed & (group.cacheable != 0)) == 0)\n", "        pass\n"),
     ("replay ends one token late", FORMULA, "(position < start.to(tl.int64) + length)", "(position <= start.to(tl.int64) + length)"),
     ("replay begins one token late", FORMULA, "(position >= start)", "(position > start)"),
     ("replay everywhere", FORMULA, "(replayed & (group.cacheable != 0)) == 0", "replayed == 0"),
