@@ -227,11 +227,12 @@ def build_and_drop(rng: Random) -> None:
             return request
 
         def __del__(self) -> None:
-            self.native.clear()  # type: ignore[attr-defined]
+            native = self.native  # type: ignore[attr-defined]
+            native.clear()
             for call in (
-                lambda: self.native.stage(0, [[1], [1]], True, False),  # type: ignore[attr-defined]
-                lambda: self.native.write(0, [0, 0], [[1], [1]], False),  # type: ignore[attr-defined]
-                lambda: self.native.clear_row(0),  # type: ignore[attr-defined]
+                lambda: native.stage(0, [[1], [1]], True, False),
+                lambda: native.write(0, [0, 0], [[1], [1]], False),
+                lambda: native.clear_row(0),
             ):
                 try:
                     call()
