@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -285,3 +286,36 @@ def test_up_to_0_25_prefill_ranks_share_the_groups_too(monkeypatch: pytest.Monke
     tables.commit_block_table(1)
     tables.compute_slot_mapping(1, starts(0, 3), longs(4, 5, 95))
     assert slots(tables, 0, 3) == [-1, 64, 79]
+
+
+def test_checked_tables_refuse_a_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_CHECKED", "1")
+    tables = filled()
+    in_a_call, leave = Event(), Event()
+
+    def wait(*_: Any) -> None:
+        in_a_call.set()
+        assert leave.wait(60)
+
+    monkeypatch.setattr(tables._storage, "_commit_lengths", wait)
+    first = Thread(target=tables.commit_block_table, args=(2,))
+    first.start()
+    try:
+        assert in_a_call.wait(60)
+        before = state(tables)
+        calls = (
+            lambda: tables.append_row(([9], [9], [9]), 0),
+            lambda: tables[0].append_row([9], 0),
+            lambda: tables.swap_row(0, 3),
+            lambda: tables.compute_slot_mapping(1, starts(0, 1), longs(0)),
+        )
+        for call in calls:
+            with pytest.raises(BlockTableError, match="one thread at a time"):
+                call()
+        assert state(tables) == before
+    finally:
+        leave.set()
+        first.join()
+    tables.move_row(3, 1)
+    tables.append_row(([9], [], []), 0)
+    assert tables[0].num_blocks_per_row.tolist() == [3, 1, 0, 0]
