@@ -12,6 +12,7 @@ CALLS = (
     "append_block_ids",
     "clear_row",
     "write_block_ids",
+    "resize_pools",
     "apply_staged_writes",
     "gather_block_tables",
     "compute_slot_mappings",

@@ -130,7 +130,6 @@ class Storage:
         manager.init_block_table_layout_tensors()
         self._fill_constants()
         manager.slot_mappings.fill_(PAD_SLOT_ID)
-        self._committed.fill(-1)
         self.commit(manager.max_num_reqs, range(len(self.tables)))
 
     @property
