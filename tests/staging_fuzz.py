@@ -227,12 +227,11 @@ def build_and_drop(rng: Random) -> None:
             return request
 
         def __del__(self) -> None:
-            native = self.native  # type: ignore[attr-defined]
-            native.clear()
+            self.native.clear()  # type: ignore[attr-defined]
             for call in (
-                lambda: native.stage(0, [[1], [1]], True, False),
-                lambda: native.write(0, [0, 0], [[1], [1]], False),
-                lambda: native.clear_row(0),
+                lambda: self.native.stage(0, [[1], [1]], True, False),  # type: ignore[attr-defined]
+                lambda: self.native.write(0, [0, 0], [[1], [1]], False),  # type: ignore[attr-defined]
+                lambda: self.native.clear_row(0),  # type: ignore[attr-defined]
             ):
                 try:
                     call()

@@ -22,30 +22,49 @@ OTHER_RING = KVCacheGroup(block_size=24, max_num_blocks=1, circular=True, prefix
 REPLAY_WINDOW = 40
 
 
+NULL_BLOCK = 3
+
+
+def _setup(
+    powers: bool, sharded: bool, ring: bool, slot_dtype: torch.dtype, nulls: bool = False
+) -> tuple[str, Setup]:
+    """One combination, and its name."""
+    groups = (POWERS if powers else OTHERS) + ((RING if powers else OTHER_RING,) * ring)
+    rank = SECOND_OF_TWO if powers else FIRST_OF_THREE
+    words = [
+        "powers" if powers else "others",
+        *["sharded"] * sharded,
+        *["ring"] * ring,
+        *["nulls"] * nulls,
+        str(slot_dtype).removeprefix("torch."),
+    ]
+    return "_".join(words), Setup(
+        groups,
+        rank if sharded else ContextParallel(),
+        slot_dtype=slot_dtype,
+        replay_window=REPLAY_WINDOW,
+        null_block_id=NULL_BLOCK if nulls else None,
+    )
+
+
 def _setups() -> dict[str, Setup]:
-    setups = {}
     flags = product((True, False), (True, False), (True, False), (torch.int32, torch.int64))
-    for powers, sharded, ring, slot_dtype in flags:
-        if sharded and ring:
-            continue  # refused: a ring of one block cannot be dealt to ranks
-        groups = (POWERS if powers else OTHERS) + ((RING if powers else OTHER_RING,) * ring)
-        rank = SECOND_OF_TWO if powers else FIRST_OF_THREE
-        words = [
-            "powers" if powers else "others",
-            *["sharded"] * sharded,
-            *["ring"] * ring,
-            str(slot_dtype).removeprefix("torch."),
-        ]
-        setups["_".join(words)] = Setup(
-            groups,
-            rank if sharded else ContextParallel(),
-            slot_dtype=slot_dtype,
-            replay_window=REPLAY_WINDOW,
-        )
-    return setups
+    return dict(_setup(*choice) for choice in flags if not (choice[1] and choice[2]))
 
 
-KINDS = _setups()
+def _rare_setups() -> dict[str, Setup]:
+    """Rings on every rank beside sharded groups, and null blocks."""
+    return dict([
+        _setup(True, True, True, torch.int64),
+        _setup(False, True, True, torch.int32, nulls=True),
+        _setup(True, False, True, torch.int32, nulls=True),
+        _setup(False, False, False, torch.int64, nulls=True),
+    ])  # fmt: skip
+
+
+RARE = _rare_setups()
+"""Of these kinds CI takes the variants that cover most; bench/verify_ascend.py takes all."""
+KINDS = _setups() | RARE
 """A configuration for each combination; all of them also run without replay."""
 
 

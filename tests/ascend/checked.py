@@ -86,17 +86,18 @@ class CheckedVariant:
 
     def _slots(self, message: str) -> None:
         batch = self._batch()
-        out = self._poisoned()
+        out, view = self._poisoned(), self._view(batch)
         self.tables.compute_slot_mappings(
-            *self._arguments(batch), self._hint(batch), out=out, replay_start=self._replay(batch)
+            *self._arguments(batch), view, out=out, **self._replay(batch)
         )
-        slots, faults = expected(self.setup, batch)
+        slots, faults = expected(self.setup, batch, view)
         np.testing.assert_array_equal(out.numpy(), slots, f"{message}: {batch.kind}")
         assert faults_of(self.tables) == faults, message
 
     def _drafts(self, message: str) -> None:
         batch = self._batch()
         flat = np.repeat(batch.idx_mapping, np.diff(batch.query_start_loc))
+        flat = np.concatenate([np.full(batch.query_start_loc[0], -1), flat])
         starts = np.arange(len(flat) + 1, dtype=np.int32)
         drafts = Batch(batch.kind, batch.rows, flat, starts, batch.positions, None)
         index, _, positions = self._arguments(drafts)
@@ -112,18 +113,19 @@ class CheckedVariant:
         model.change_rows()
         batch = model.batch()
         padded = int(self.rng.integers(len(batch.idx_mapping), self.setup.num_rows + 1))
-        computed = model.computed_tokens()
+        computed, view = model.computed_tokens(), self._view(batch)
         tables.slot_mappings.fill_(-77)
         launches = tables.launches
         gathered, _ = tables.step(
             *self._arguments(batch),
             num_reqs_padded=padded,
-            num_tokens_padded=self._hint(batch),
+            num_tokens_padded=view,
             num_computed_tokens=None if computed is None else torch.from_numpy(computed),
-            replay_start=self._replay(batch),
+            **self._replay(batch),
         )
         assert tables.launches == launches + 1
-        slots, faults = expected(self.setup, self._replayed(batch))
+        slots, faults = expected(self.setup, self._replayed(batch), view)
+        faults = Counter({key: n for key, n in faults.items() if key[0] != "ROW_OUT_OF_RANGE"})
         message = f"{message}: {batch.kind}"
         np.testing.assert_array_equal(tables.slot_mappings.numpy(), slots, message)
         for g, table in enumerate(gathered):
@@ -165,11 +167,13 @@ class CheckedVariant:
         return Batch(batch.kind, batch.rows, batch.idx_mapping, batch.query_start_loc,
                      batch.positions, None)  # fmt: skip
 
-    def _replay(self, batch: Batch) -> torch.Tensor | None:
-        replay = self._replayed(batch).replay_start
-        return None if replay is None else torch.from_numpy(replay)
+    def _replay(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The batch's replay as keywords of a call."""
+        batch = self._replayed(batch)
+        given = {"replay_start": batch.replay_start, "replay_len": batch.replay_len}
+        return {name: torch.from_numpy(a) for name, a in given.items() if a is not None}
 
-    def _hint(self, batch: Batch) -> int:
+    def _view(self, batch: Batch) -> int:
         """Tokens that the caller says it expects, such that this variant is chosen."""
         short = min(SHORT_QUERY * len(batch.idx_mapping), self.setup.capacity)
         low, high = (short + 1, self.setup.capacity) if self.long else (0, short)

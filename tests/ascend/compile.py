@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from hivm import CostReport, Module, cost_report, parse
-
-from fused_slots.backends.ascend.device import COMPILE_OPTIONS
 
 ASCEND_910B3 = "Ascend910B3"
 ASCEND_950 = "Ascend950PR_9589"
@@ -39,9 +37,9 @@ _BISHENGIR_OPTIONS = {
                   "--enable-hfusion-compile=true", "--enable-triton-kernel-compile=true"),
 }  # fmt: skip
 _BACKEND_OPTIONS: dict[str, dict[str, bool]] = {
-    "Ascend910": {**COMPILE_OPTIONS},
-    "Ascend950": {**COMPILE_OPTIONS, "compile_on_910_95": True,
-                  "enable_auto_bind_sub_block": False, "enable_select_analysis": True},
+    "Ascend910": {},
+    "Ascend950": {"compile_on_910_95": True, "enable_auto_bind_sub_block": False,
+                  "enable_select_analysis": True},
 }  # fmt: skip
 
 
@@ -58,13 +56,15 @@ class Variant:
     """One specialisation of a Triton kernel: what the launcher would compile.
 
     `signature` maps every runtime parameter, in order, to a Triton type ("*i32", "i64", ...);
-    `constexprs` every other parameter to its value.
+    `constexprs` every other parameter to its value; `options` is what the launcher tells the
+    compiler.
     """
 
     name: str
     kernel: Any
     signature: Mapping[str, str]
     constexprs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, bool] = field(default_factory=lambda: {"multibuffer": False})
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def compile_variant(variant: Variant, target: str = ASCEND_910B3) -> CompiledKer
     path = cache_directory() / f"{_key(variant, target)}.mlir"
     if not path.exists():
         linalg = lower_to_linalg(variant, target)
-        hivm = lower_to_hivm(linalg, target, variant.name)
+        hivm = lower_to_hivm(linalg, target, variant.name, _bishengir_options(variant, target))
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
         partial.write_text(hivm)
@@ -102,6 +102,14 @@ def cache_directory() -> Path:
     return Path(os.environ.get("FUSED_SLOTS_ASCEND_CACHE", Path(__file__).parent / ".cache"))
 
 
+def _bishengir_options(variant: Variant, target: str) -> tuple[str, ...]:
+    every = variant.options.get("inject_barrier_all")
+    return (
+        *_BISHENGIR_OPTIONS[family(target)],
+        *(["--enable-hivm-inject-barrier-all-sync=true"] if every else []),
+    )
+
+
 def lower_to_linalg(variant: Variant, target: str = ASCEND_910B3) -> str:
     """Triton -> TTIR -> linalg with triton-ascend's own passes."""
     from triton._C.libtriton import ir
@@ -111,7 +119,7 @@ def lower_to_linalg(variant: Variant, target: str = ASCEND_910B3) -> str:
 
     gpu_target = GPUTarget("npu", target, 0)
     backend = ascend.AscendBackend(gpu_target)
-    options = backend.parse_options(_BACKEND_OPTIONS[family(target)])
+    options = backend.parse_options(_BACKEND_OPTIONS[family(target)] | dict(variant.options))
     context = ir.context()
     ir.load_dialects(context)
     backend.load_dialects(context)
@@ -133,7 +141,7 @@ def lower_to_linalg(variant: Variant, target: str = ASCEND_910B3) -> str:
         raise CompileFailure(variant.name, target, stage, str(error)) from error
 
 
-def lower_to_hivm(linalg: str, target: str, name: str = "kernel") -> str:
+def lower_to_hivm(linalg: str, target: str, name: str, options: Sequence[str]) -> str:
     """linalg -> HFusion -> HIVM with buffers planned and flags set: `module.hivm.opt.mlir`."""
     tool = "bishengir-compile" if family(target) == "Ascend910" else "bishengir-compile-a5"
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +149,7 @@ def lower_to_hivm(linalg: str, target: str, name: str = "kernel") -> str:
         source.write_text(re.sub(r', mix_mode = "[^"]*"', "", linalg))
         command = [
             str(files("ascendnpuir") / "bin" / tool), str(source), f"--target={target}",
-            *_BISHENGIR_OPTIONS[family(target)],
+            *options,
             f"--save-temps={folder}", "-o", str(Path(folder, "kernel.o")),
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -165,7 +173,8 @@ def _key(variant: Variant, target: str) -> str:
         "signature": list(variant.signature.items()),
         "constexprs": sorted((k, repr(v)) for k, v in variant.constexprs.items()),
         "target": target,
-        "options": [_BISHENGIR_OPTIONS[family(target)], _BACKEND_OPTIONS[family(target)]],
+        "options": [_bishengir_options(variant, target), _BACKEND_OPTIONS[family(target)],
+                    dict(variant.options)],
         "tools": [version("triton-ascend"), version("ascendnpu-ir")],
     }
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:24]

@@ -22,6 +22,7 @@ _FAULTS = {
     Outcome.COLUMN_OUT_OF_ROW: "COLUMN_OUT_OF_ROW",
     Outcome.EMPTY_RING: "EMPTY_RING",
     Outcome.ROW_OUT_OF_RANGE: "ROW_OUT_OF_RANGE",
+    Outcome.NULL_BLOCK: "NULL_BLOCK",
 }
 
 
@@ -34,6 +35,7 @@ class Setup:
     slot_dtype: torch.dtype = torch.int32
     index_dtype: torch.dtype = torch.int32
     replay_window: int = 0
+    null_block_id: int | None = None
     num_rows: int = NUM_ROWS
     capacity: int = CAPACITY
 
@@ -45,6 +47,7 @@ class Setup:
             context_parallel=self.context_parallel,
             slot_dtype=self.slot_dtype,
             replay_window=self.replay_window,
+            null_block_id=self.null_block_id,
             num_blocks=[2**24 // group.block_size for group in self.groups],
         )
 
@@ -92,6 +95,7 @@ class Batch:
     query_start_loc: np.ndarray
     positions: np.ndarray
     replay_start: np.ndarray | None
+    replay_len: np.ndarray | None = None
 
 
 def fill_rows(
@@ -107,13 +111,20 @@ def fill_rows(
             if most > 1000 and row % 8:
                 count = int(rng.integers(0, 5))
             limit = 2**24 // group.block_size - 1
-            ids = rng.integers(0, limit, max(count, 0)).tolist()
+            ids = with_nulls(setup, rng.integers(0, limit, max(count, 0)), rng)
             columns = group.columns_per_block
             filled[g][row] = [i * columns + c for i in ids for c in range(columns)]
             blocks.append(ids)
         tables.append_block_ids(row, tuple(blocks), overwrite=True)
     tables.apply_staged_writes()
     return filled
+
+
+def with_nulls(setup: Setup, ids: np.ndarray, rng: np.random.Generator) -> list[int]:
+    """Block ids, some of them the null block's, where the manager has one."""
+    if setup.null_block_id is not None:
+        ids[rng.random(len(ids)) < rng.choice([0.0, 0.1, 1.0])] = setup.null_block_id
+    return ids.tolist()
 
 
 def random_batch(setup: Setup, rows: list[dict[int, list[int]]], rng: np.random.Generator) -> Batch:
@@ -130,7 +141,9 @@ def random_batch(setup: Setup, rows: list[dict[int, list[int]]], rng: np.random.
         index[rng.integers(0, num_reqs)] = -1
     if rng.random() < 0.2 and num_reqs:
         index[rng.integers(0, num_reqs)] = NUM_ROWS + int(rng.integers(0, 2))
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    # Tokens before the first entry, should there be some, are nobody's.
+    begin = int(rng.choice([0, 0, 0, 0, 1, 40])) if lengths.sum() + 40 < setup.capacity else 0
+    starts = np.concatenate([[begin], begin + np.cumsum(lengths)]).astype(np.int32)
     reach = max(
         len(row) * (group.kernel_block_size or group.block_size)
         for group, of_group in zip(setup.groups, rows, strict=True)
@@ -138,14 +151,20 @@ def random_batch(setup: Setup, rows: list[dict[int, list[int]]], rng: np.random.
     )
     first = rng.integers(0, reach + 40, num_reqs)
     position = np.concatenate(
-        [[], *(f + np.arange(n) for f, n in zip(first, lengths, strict=True))]
+        [np.arange(begin), *(f + np.arange(n) for f, n in zip(first, lengths, strict=True))]
     ).astype(np.int64)
     _disturb(position, reach, rng)
-    replay = None
+    replay, lengths_given = None, None
     if setup.replay_window:
         replay = np.where(rng.random(num_reqs) < 0.5, rng.integers(0, reach + 1, num_reqs), 0)
+        if rng.random() < 0.2:
+            replay = rng.choice([-(2**31), -1, 1, 2**31 - 41, 2**31 - 8, 2**31 - 1], num_reqs)
+        if rng.random() < 0.5:
+            edges = [-(2**31), -1, 0, 1, 40, 2**31 - 1]
+            some, usual = rng.random(num_reqs) < 0.5, rng.integers(0, 90, num_reqs)
+            lengths_given = np.where(some, usual, rng.choice(edges, num_reqs)).astype(np.int32)
         replay = replay.astype(np.int32)
-    return Batch(kind, rows, index, starts, position, replay)
+    return Batch(kind, rows, index, starts, position, replay, lengths_given)
 
 
 _KINDS: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
@@ -178,20 +197,29 @@ def _disturb(position: np.ndarray, reach: int, rng: np.random.Generator) -> None
         if rng.random() < 0.5:
             position += rng.choice(np.array([2**24 - 99, 2**31 - 300, 2**32, -(2**32), 2**40]))
     else:
-        edges = [2**24 - 1, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**31 + 5, 2**32, 2**32 + 3, 2**40]
+        edges = [2**24 - 1, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**31 + 5, 2**32 - 300, 2**32 - 3,
+                 2**32, 2**32 + 3, 2**32 + 2**31 - 8, 2**40]  # fmt: skip
         position[some] = rng.choice(np.array(edges), int(some.sum()))
 
 
-def expected(setup: Setup, batch: Batch) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
-    """The oracle's slots [G, capacity] and its faults by (code, group)."""
+def expected(
+    setup: Setup, batch: Batch, view: int | None = None
+) -> tuple[np.ndarray, Counter[tuple[str, int]]]:
+    """The oracle's slots [G, capacity] and its faults by (code, group).
+
+    view: tokens that the caller says it expects; None = as many as come.
+    """
     arguments = [batch.idx_mapping.tolist(), batch.query_start_loc.tolist(),
                  batch.positions.tolist()]  # fmt: skip
     replay = None if batch.replay_start is None else batch.replay_start.tolist()
+    lengths = None if batch.replay_len is None else batch.replay_len.tolist()
     slots = reference.slot_mappings(
         setup.groups, batch.rows, *arguments, setup.capacity, setup.context_parallel, replay,
-        setup.replay_window,
+        setup.replay_window, lengths, setup.null_block_id,
     )  # fmt: skip
     faults: Counter[tuple[str, int]] = Counter()
+    if view is not None and batch.query_start_loc[-1] > view:
+        faults.update(("TOKENS_OVER_VIEW", g) for g in range(len(setup.groups)))
     for b, row in enumerate(arguments[0]):
         for token in range(batch.query_start_loc[b], batch.query_start_loc[b + 1]):
             for g, group in enumerate(setup.groups):
@@ -200,6 +228,7 @@ def expected(setup: Setup, batch: Batch) -> tuple[np.ndarray, Counter[tuple[str,
                 outcome = reference.map_token(
                     group, batch.rows[g].get(row), arguments[2][token], setup.context_parallel,
                     replay[b] if replay else 0, setup.replay_window,
+                    lengths[b] if lengths else None, setup.null_block_id,
                 ).outcome  # fmt: skip
                 if outcome in _FAULTS:
                     faults[_FAULTS[outcome], g] += 1

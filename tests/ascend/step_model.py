@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from kernel_cases import Batch, Setup, random_batch
+from kernel_cases import Batch, Setup, random_batch, with_nulls
 
 from fused_slots import AscendBlockTables
 
@@ -79,7 +79,7 @@ class StepModel:
             most = int(self.rng.choice([1, 3, 40, group.max_num_blocks]))
             count = int(self.rng.integers(0, min(room, most, 3000) + 1))
             limit = 2**24 // group.block_size - 1
-            ids.append(self.rng.integers(0, limit, count).tolist())
+            ids.append(with_nulls(self.setup, self.rng.integers(0, limit, count), self.rng))
         self.tables.append_block_ids(row, tuple(ids), overwrite=overwrite)
         for g, group in enumerate(self.setup.groups):
             n = group.columns_per_block

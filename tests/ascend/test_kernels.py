@@ -13,7 +13,7 @@ from all_variants import KINDS, pairwise, variants_by_kind
 from checked import CheckedVariant, faults_of, make
 from compile import ASCEND_910B3, ASCEND_950
 from hivm import Modes
-from kernel_cases import OTHERS, POWERS, SETUPS, Batch, Setup, expected
+from kernel_cases import OTHERS, POWERS, SETUPS, STATE, Batch, Setup, expected
 
 from fused_slots import KVCacheGroup
 from fused_slots.backends.ascend.plan import LONG_MAP
@@ -114,6 +114,52 @@ def test_spans_that_are_almost_runs(name: str, columns: int) -> None:
     assert dict(variant.constants)["TILE"] == LONG_MAP.tile
     np.testing.assert_array_equal(found.numpy(), slots)
     assert faults_of(tables) == faults
+
+
+def mapped(
+    setup: Setup, columns: int, batch: tuple[list[int], ...], view: int, **replay: list[int]
+) -> None:
+    """Map one batch of rows with so many columns each; slots and faults are the reference's."""
+    tables = make(setup, ASCEND_910B3)
+    rows = [{row: list(range(100 * row, 100 * row + columns)) for row in (1, 2)}
+            for _ in setup.groups]  # fmt: skip
+    for row in (1, 2):
+        tables.append_block_ids(row, [ids[row] for ids in rows], overwrite=True)
+    tables.apply_staged_writes()
+    arrays = [np.array(a, t) for a, t in zip(batch, (np.int32, np.int32, np.int64), strict=True)]
+    given = {name: np.array(numbers, np.int32) for name, numbers in replay.items()}
+    case = Batch("", rows, *arrays, given.get("replay_start"), given.get("replay_len"))
+    slots, faults = expected(setup, case, view)
+    tables.slot_mappings.fill_(-77)
+    tables.compute_slot_mappings(
+        *map(torch.from_numpy, arrays),
+        view,
+        **{name: torch.from_numpy(numbers) for name, numbers in given.items()},
+    )
+    np.testing.assert_array_equal(tables.slot_mappings.numpy(), slots)
+    assert faults_of(tables) == faults
+
+
+@pytest.mark.parametrize("begin", [0, 1, 33, 600])
+@pytest.mark.parametrize("view", [-1, 0, 1])
+def test_tokens_before_the_first_are_padded_and_narrow_views_counted(begin: int, view: int) -> None:
+    lengths = [3, LONG_MAP.span]
+    starts = [begin, begin + lengths[0], begin + sum(lengths)]
+    positions = [7] * begin + [*range(3), *range(LONG_MAP.span)]
+    setup = Setup((KVCacheGroup(16, 40), STATE), capacity=2 * LONG_MAP.span + 120)
+    mapped(setup, 1, ([2, 1], starts, positions), starts[-1] + view)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2**31 - 8])
+@pytest.mark.parametrize("length", [-(2**31), -1, 0, 20, 2**31 - 1])
+def test_replays_at_the_edges_of_int32(start: int, length: int) -> None:
+    far = [2**31 - 9, 2**31 - 1, 2**31, 2**31 + 11, 2**31 + 12, 2**31 + 100, 2**32 - 3, 2**32 - 2]
+    far += [2**32 - 1, 2**32, 2**32 + 2**31 - 8, 2**32 + 2**31 + 4, 2**40]
+    setup = Setup((KVCacheGroup(16, 40),), replay_window=5, capacity=LONG_MAP.span + 64)
+    positions = [*range(LONG_MAP.span), *far]
+    starts = [0, LONG_MAP.span, len(positions)]
+    mapped(setup, 40, ([2, 1], starts, positions), len(positions),
+           replay_start=[start, start], replay_len=[length, length])  # fmt: skip
 
 
 @pytest.mark.parametrize("num_tokens", [8, LONG_MAP.span])

@@ -21,7 +21,8 @@ from fused_slots.backends.launch import (
     Variant,
 )
 from fused_slots.faults import ConfigurationError
-from tests.configuration import Config, Target, make_manager
+from tests.backends_under_test import MakeTables
+from tests.configuration import FEATURES, NEW, Config, Target, make_manager
 from tests.simulator import Report, SimulationError, simulate
 
 
@@ -78,6 +79,19 @@ class InterpretedAscend(HostAscend):
         return 3
 
 
+OFFERED = NEW - {"repeats"}
+"""Of what not every device has."""
+
+
+class MakeAscendTables(MakeTables):
+    """A factory of managers whose kernels are the Ascend ones, interpreted."""
+
+    def __call__(self, *arguments: Any, **settings: Any) -> AscendBlockTables:
+        name = "fused_slots.block_tables.backend_class"
+        with mock.patch(name, return_value=InterpretedAscend):
+            return super().__call__(*arguments, **settings)
+
+
 class _Unsuited(Exception):
     """A configuration that the backend refuses, or whose faults would need details."""
 
@@ -101,7 +115,7 @@ def simulate_lives_on(
                     raise
                 raise _Unsuited from error
 
-    target = Target(backend.name, make)
+    target = Target(backend.name, make, features=FEATURES | OFFERED)
     report, seed, lives = Report(), first_seed, 0
     while lives < num_lives:
         try:

@@ -15,17 +15,13 @@ from typing import Any
 
 import torch
 
-from fused_slots.backends.ascend.arguments import compile_time_values
+from fused_slots.backends.ascend.arguments import compile_options, compile_time_values
 from fused_slots.backends.ascend.operations import AscendOperations
 from fused_slots.backends.device import Uploads
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
 from fused_slots.backends.pinned import PinnedRing
 from fused_slots.faults import BackendUnavailableError
 from fused_slots.layout import TableLayout
-
-COMPILE_OPTIONS = {"multibuffer": False}
-"""Loops seldom have a second iteration to load ahead for, so on-chip memory goes to larger tiles
-instead of second buffers."""
 
 
 class AscendBackend(AscendOperations):
@@ -89,7 +85,7 @@ class AscendLauncher(Launcher):
             compiled = triton.compile(
                 ASTSource(kernel, runtime_signature(kernel, variant, changing_types, fixed),
                           compile_time_values(variant)),
-                options=dict(COMPILE_OPTIONS),
+                options=compile_options(variant),
             )  # fmt: skip
             compiled._init_handles()
         self._compiled += 1

@@ -66,16 +66,23 @@ class AscendOperations(DeviceBackend):
     def allocate_lines(self) -> None:
         from fused_slots.kernels.ascend import layout as field
 
+        lines = self._numbers_of_groups()
+        self._lines = self.allocate(tuple(lines.shape), torch.int32, 0)
+        self._lines.copy_(lines)
+        begin = field.FAULTS.value
+        self._descriptor = self._lines[:, :begin]
+        self._faults = self._lines[:, begin : begin + len(FaultCode) + 1].T
+
+    def _numbers_of_groups(self) -> torch.Tensor:
+        """The groups' lines as kernels read them, on the host; no faults."""
+        from fused_slots.kernels.ascend import layout as field
+
         numbers, interleave = descriptor_lines(self.layout), self.layout.context_parallel.interleave
         lines = torch.zeros((len(numbers), field.LINE_WIDTH.value), dtype=torch.int32, device="cpu")
         lines[:, : numbers.shape[1]] = numbers
         lines[:, field.INTERLEAVE.value] = interleave
         lines[:, field.INTERLEAVE.value + 1] = shift_of(interleave)
-        self._lines = self.allocate(tuple(lines.shape), torch.int32, 0)
-        self._lines.copy_(lines)
-        self._descriptor = self._lines[:, : numbers.shape[1]]
-        begin = field.FAULTS.value
-        self._faults = self._lines[:, begin : begin + len(FaultCode) + 1].T
+        return lines
 
     @abstractmethod
     def count_cores(self) -> int:
@@ -100,11 +107,12 @@ class AscendOperations(DeviceBackend):
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         planned = self._plan(SHORT, capacity=out.shape[1], num_tokens=rows.shape[0])
         variant = self._variant_of_map(rows.dtype, out.dtype, SHORT, False, flat=True)
-        drafts = Step(idx_mapping=rows, positions=positions)
+        drafts = Step(rows, positions=positions, num_tokens_padded=len(rows))
         self._launch(variant, planned, **self._token_arguments(drafts, out))
 
     def restore(self, rows: HostRows) -> None:
         super().restore(rows)
+        self._lines.copy_(self._numbers_of_groups())
         self._row_generations.copy_(torch.from_numpy(rows.generations))
         self._no_lines.zero_()
         self._no_positions.zero_()
@@ -214,7 +222,7 @@ class AscendOperations(DeviceBackend):
             "slots_stride": slots.stride(0),
             "capacity": slots.shape[-1],
             "num_reqs": 0 if step.idx_mapping is None else step.idx_mapping.shape[0],
-            "num_tokens_padded": INT32_MAX,
+            "num_tokens_padded": step.num_tokens_padded,
             "num_positions": 0 if step.positions is None else positions.shape[0],
         }
 

@@ -195,8 +195,7 @@ def slots_of_tile(
 ):
     """Slots of a tile of tokens of one group, PAD where a token has none; faults are counted.
 
-    RING: a ring's width is given as 0, and its rows have one column. (Other groups' offsets are
-    theirs, too, where the token's column exists.)
+    RING: a ring's width is given as 0, and its rows have one column.
     """
     clamped = clamp_int64(position)
     wanted = live & (row >= 0) & (row < max_num_reqs) & (clamped >= 0)
@@ -227,9 +226,11 @@ def slots_of_tile(
         column = quotient(clamped, column_divisor, FLAGS)
         offset = clamped - column * column_size
     if RING & FLAGS:
-        offset = remainder(
+        ring_offset = remainder(
             position, clamped, positions_ptr, first, num_tokens, column_divisor, TILE, FLAGS
         )
+        # Without ranks that of other groups' tokens, too, where their column exists.
+        offset = tl.where(width == 0, ring_offset, offset) if SHARDED & FLAGS else ring_offset
         column = tl.minimum(column, tl.where(width == 0, 0, INT32_MAX))
     filled, block_id = columns_of_tile(
         wanted,
@@ -243,9 +244,7 @@ def slots_of_tile(
         FLAGS,
     )
     count_faults(line_ptr, wanted & (column >= filled), COLUMN_OUT_OF_ROW)
-    if STAGED & FLAGS:
-        pass  # In a step the gather counts such rows, once an entry.
-    else:
+    if (STAGED & FLAGS) == 0:  # In a step the gather counts such rows, once an entry.
         count_faults(line_ptr, live & (row >= max_num_reqs), ROW_OUT_OF_RANGE)
     found = wanted & (column < filled)
     if NULLS & FLAGS:

@@ -101,7 +101,7 @@ def slots_on_ascend(
     if x >= first_pad:
         if x == first_pad:
             count_cut_tokens(line_ptr + FAULTS, 0, 1, given, num_tokens)
-            count_narrow_view(line_ptr, given, num_tokens_padded)
+            count_narrow_view(line_ptr, num_tokens, num_tokens_padded)
         pad_head(slots_ptr, tl.where(slotless, 0, begin), num_tokens, x - first_pad)
         num_pad += num_tiles - first_pad
         pad_tail(slots_ptr, pad_begin, capacity, x - first_pad, num_pad, PAD_TILE)

@@ -243,7 +243,7 @@ def pad_head(slots_ptr, begin, num_tokens, program):
 
 
 @triton.jit
-def count_narrow_view(line_ptr, given, num_tokens_padded):
+def count_narrow_view(line_ptr, num_tokens, num_tokens_padded):
     """Count a call whose view is narrower than its tokens."""
-    if given > num_tokens_padded:
+    if num_tokens > num_tokens_padded:
         tl.atomic_add(line_ptr + FAULTS + TOKENS_OVER_VIEW, 1)
