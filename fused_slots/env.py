@@ -79,7 +79,8 @@ PLAN = Variable(
     "FUSED_SLOTS_PLAN",
     ("auto", "by_request"),
     "auto",
-    "by_request: map slots over the grid (group_count, num_reqs * tiles + 1), the base case",
+    "by_request: map slots over the grid (group_count, num_reqs * tiles + 1), the base case; "
+    "GPUs only",
 )
 
 VARIABLES = (BACKEND, CHECKED, HOST, NULL_BLOCK, PLAN, VLLM, VLLM_MAMBA, WARMUP)
