@@ -37,10 +37,11 @@ def make_interpreted(config: Config) -> AscendBlockTables:
 
 
 TARGETS = {
-    "cpu": Target("cpu", make_manager),
-    "cpu-all": Target("cpu-all", make_manager, features=FEATURES | NEW),
+    "cpu": Target("cpu", make_manager, features=FEATURES | NEW),
     "interpreter": Target("interpreter", make_interpreted, features=FEATURES | NEW),
-    "cpu-guarded": Target("cpu-guarded", make_guarded, after_step=check_bands),
+    "cpu-guarded": Target(
+        "cpu-guarded", make_guarded, features=FEATURES | NEW, after_step=check_bands
+    ),
     "cuda": Target(
         "cuda", partial(make_manager, device="cuda"), device="cuda", features=FEATURES | NEW
     ),

@@ -16,7 +16,6 @@ import torch
 from fused_slots import KVCacheGroup, block_tables
 from fused_slots.backends.base import Step
 from fused_slots.backends.cpu import CpuBackend
-from tests import configuration
 from tests.configuration import Config, Target, make_manager, random_config
 from tests.engine import Engine
 from tests.guards import check_bands, make_guarded
@@ -41,11 +40,15 @@ EVENTS = {
     "integrity checked", "malformed step", "overwrite then append",
     "overwrite with nothing, then append", "overwritten before it was applied", "preempt",
     "preempt for blocks", "prefix hit", "read before staged writes are applied",
-    "redirected append", "rejected drafts", "replay", "resume", "rows checked", "shuffle",
+    "redirected append", "rejected drafts", "replay", "replay lengths", "resume", "row cleared",
+    "row cut", "row written from a block on", "rows checked", "shuffle",
     "skipped request", "slots into out", "speculative", "step", "three calls",
     "tokens over capacity", "whole prefill",
 }  # fmt: skip
 """Everything the simulator can do; a part of the run that misses one has lost its subject."""
+
+RARE = {"int32 out refused"}
+"""What one part in twenty may miss."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -56,7 +59,8 @@ def test_every_step_agrees_with_both_oracles(part: int, simulated_steps: int) ->
     assert report.steps >= steps
     assert report.tokens_owned > steps
     if steps >= 1000:
-        assert set(report.events) == EVENTS
+        assert set(report.events) <= EVENTS
+        assert EVENTS - set(report.events) <= RARE
 
 
 def test_guard_bands_round_every_buffer_keep_their_bytes(simulated_steps: int) -> None:
@@ -200,7 +204,7 @@ def test_poison_beyond_a_row_never_comes_out() -> None:
     simulator = Simulator(TARGETS["cpu"], 5)
     assert any((np.asarray(t.gpu) == POISON).any() for t in tables_of(simulator))
     digest = run_steps(simulator, 30).digest
-    clean = replace(TARGETS["cpu"], features=configuration.FEATURES - {"poison"})
+    clean = replace(TARGETS["cpu"], features=TARGETS["cpu"].features - {"poison"})
     assert run_steps(Simulator(clean, 5), 30).digest == digest
 
 
