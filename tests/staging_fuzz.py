@@ -227,14 +227,15 @@ def build_and_drop(rng: Random) -> None:
             return request
 
         def __del__(self) -> None:
-            self.native.clear()  # type: ignore[attr-defined]
-            for call in (
-                lambda: self.native.stage(0, [[1], [1]], True, False),  # type: ignore[attr-defined]
-                lambda: self.native.write(0, [0, 0], [[1], [1]], False),  # type: ignore[attr-defined]
-                lambda: self.native.clear_row(0),  # type: ignore[attr-defined]
+            native: Any = self.native  # type: ignore[attr-defined]
+            native.clear()
+            for call, arguments in (
+                (native.stage, (0, [[1], [1]], True, False)),
+                (native.write, (0, [0, 0], [[1], [1]], False)),
+                (native.clear_row, (0,)),
             ):
                 try:
-                    call()
+                    call(*arguments)
                 except (RuntimeError, ValueError):
                     continue
 
