@@ -36,7 +36,14 @@ demo: $(ENV)
 	mkdir -p demo
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
-test: forget-coverage test-main test-interpreted test-sanitizers test-wheel $(EXTRA_TESTS) coverage
+PARTS := forget-coverage test-main test-interpreted test-sanitizers test-triton test-wheel $(EXTRA_TESTS) \
+	check-pythons coverage
+
+test: $(PARTS)
+
+# What `.ci/run` runs, part by part.
+parts:
+	@echo lint $(PARTS)
 
 test-main: $(ENV)
 	$(call MEASURED_PYTEST,$(RUN)) $(TWO) $(PYTEST_ARGS)
@@ -60,6 +67,31 @@ test-sanitizers: $(ENV)
 		fused_slots/host/_staging.c -o $(SANITIZED)
 	PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) \
 		$(RUN) tests/staging_fuzz.py --calls 20000 --extension $(SANITIZED)
+
+# What depends on the release of Triton, under those that other vLLM releases bring than the main
+# environment's: each compiles all variants, launches through its own launcher, and interprets a few.
+OTHER_TRITONS := 3.6.0 3.8.0
+INTERPRETED := $(addprefix tests/kernels/interpreted/test_,launch_on_nothing.py captured_step.py \
+	gather_with_writes.py far_positions.py)
+test-triton: $(addprefix test-triton-,$(OTHER_TRITONS))
+test-triton-%: .venv-triton-%/.installed
+	.venv-triton-$*/bin/python -m pytest tests/kernels/test_compile.py \
+		tests/kernels/test_launch_order.py -k 'not amd and not thousand' -n 2 --dist loadgroup
+	TRITON_INTERPRET=1 .venv-triton-$*/bin/python -m pytest $(INTERPRETED) -n 2
+
+# After a change of the kernels that is meant.
+record-resources: $(ENV) $(foreach release,$(OTHER_TRITONS),.venv-triton-$(release)/.installed)
+	for python in $(RUN) $(foreach release,$(OTHER_TRITONS),.venv-triton-$(release)/bin/python); do \
+		$$python -m tests.kernels.resources || exit 1; done
+
+# Other Pythons, and whether pip can install what is asked for; a pip that reads metadata alone.
+check-pythons: $(ENV) .cache/pip/.installed
+	$(RUN) -m pytest tests/pythons -n 2 --dist worksteal $(PYTEST_ARGS)
+
+.cache/pip/.installed: constraints.txt
+	rm -rf .cache/pip
+	$(RUN) $(PIP_INSTALL) --target .cache/pip -c constraints.txt pip
+	@touch $@
 
 # The wheel is what users get: it must carry every file it needs and work without the source tree.
 test-wheel: $(ENV)
@@ -121,7 +153,7 @@ verify-long: $(ENV) .venv-ascend/.installed
 	.venv-ascend/bin/python bench/verify_ascend.py
 
 clean:
-	rm -rf .venv .venv-ascend .venv-vllm .cache build dist fused_slots/host/_staging*.so
+	rm -rf .venv .venv-* .cache build dist fused_slots/host/_staging*.so
 
 # A failed `python3 -m venv` leaves half an environment behind; remove it and say what is missing.
 define make_venv
@@ -135,6 +167,15 @@ SOURCES := pyproject.toml setup.py fused_slots/host/_staging.c
 $(ENV): $(SOURCES) constraints.txt
 	$(call make_venv,.venv)
 	PIP_CONSTRAINT=constraints.txt $(RUN) $(PIP_INSTALL) -e '.[dev,cuda]'
+	@touch $@
+
+# Another Triton before the main environment's packages.
+.venv-triton-%/.installed: $(ENV)
+	$(call make_venv,.venv-triton-$*)
+	.venv-triton-$*/bin/python $(PIP_INSTALL) --ignore-installed --no-deps triton==$*
+	$(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .venv-triton-$*/main.path
+	.venv-triton-$*/bin/python -c 'import shutil, sysconfig; \
+		shutil.copy(".venv-triton-$*/main.path", sysconfig.get_path("purelib") + "/main.pth")'
 	@touch $@
 
 # requirements.txt is installed with dependencies, requirements-no-deps.txt without; the package

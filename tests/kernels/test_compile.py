@@ -21,8 +21,11 @@ from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Varian
 from tests.kernels.offline import NVIDIA, OfflineLauncher, make_offline
 from tests.kernels.resources import CONFIGURATIONS, compiled, record_of_this_triton, worse
 
+GROUPED = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CONFIGURATIONS]
+"""What a configuration compiles stays in one process."""
 
-@pytest.fixture(scope="module", params=[*CONFIGURATIONS])
+
+@pytest.fixture(scope="module", params=GROUPED)
 def configuration(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
