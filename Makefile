@@ -36,8 +36,8 @@ demo: $(ENV)
 	mkdir -p demo
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
-PARTS := forget-coverage test-main test-interpreted test-sanitizers test-triton test-wheel $(EXTRA_TESTS) \
-	check-pythons coverage
+PARTS := forget-coverage test-main test-interpreted test-sanitizers test-triton test-wheel \
+	$(EXTRA_TESTS) check-pythons coverage
 
 test: $(PARTS)
 
@@ -68,8 +68,8 @@ test-sanitizers: $(ENV)
 	PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) \
 		$(RUN) tests/staging_fuzz.py --calls 20000 --extension $(SANITIZED)
 
-# What depends on the release of Triton, under those that other vLLM releases bring than the main
-# environment's: each compiles all variants, launches through its own launcher, and interprets a few.
+# What depends on the release of Triton, under those of other vLLM releases than the main one's: each
+# compiles all variants, launches through its own launcher, and interprets a few.
 OTHER_TRITONS := 3.6.0 3.8.0
 INTERPRETED := $(addprefix tests/kernels/interpreted/test_,launch_on_nothing.py captured_step.py \
 	gather_with_writes.py far_positions.py)

@@ -1,8 +1,7 @@
-/* A libcuda.so.1 without a GPU: it loads nothing, launches nothing, and keeps what a launch was given.
+/* A libcuda.so.1 without a GPU: it loads nothing, launches nothing, and keeps what a launch got.
 
-   Every function has the driver's name and as many arguments of its size as are used here. Any call
-   succeeds. Triton's own launcher is compiled against this, so what arrives here is what a GPU would
-   have been given. */
+   Every function has the driver's name and arguments; any call succeeds. Triton's own launcher is
+   compiled against this, so what arrives here is what a GPU would have been given. */
 
 #include <stdint.h>
 #include <string.h>
@@ -32,7 +31,8 @@ EXPORT int stub_launches(void) { return launches; }
 EXPORT int stub_unloads(void) { return unloads; }
 EXPORT const struct launch *stub_last(void) { return &last; }
 
-EXPORT int cuLaunchKernelEx(const struct config *config, void *function, void **given, void **extra) {
+EXPORT int cuLaunchKernelEx(const struct config *config, void *function, void **given,
+                            void **extra) {
     (void)extra;
     memcpy(last.grid, config->grid, sizeof last.grid);
     memcpy(last.block, config->block, sizeof last.block);
@@ -48,14 +48,18 @@ EXPORT int cuInit(unsigned flags) { (void)flags; return 0; }
 EXPORT int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 EXPORT int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 EXPORT int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
-EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; *context = &last; return 0; }
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
+    (void)device;
+    *context = &last;
+    return 0;
+}
 EXPORT int cuCtxGetCurrent(void **context) { *context = &last; return 0; }
 EXPORT int cuCtxSetCurrent(void *context) { (void)context; return 0; }
 EXPORT int cuCtxGetDevice(int *device) { *device = 0; return 0; }
 EXPORT int cuCtxGetLimit(size_t *value, int limit) { (void)limit; *value = 0; return 0; }
 EXPORT int cuCtxSetLimit(int limit, size_t value) { (void)limit; (void)value; return 0; }
 
-/* Shared memory and the like of an sm_90; the compute capability is asked of torch or as 75 and 76. */
+/* Shared memory and the like of an sm_90; its compute capability is attributes 75 and 76. */
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;
     *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 227 * 1024;
@@ -84,7 +88,10 @@ EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
     (void)function; (void)attribute; (void)value;
     return 0;
 }
-EXPORT int cuFuncSetCacheConfig(void *function, int config) { (void)function; (void)config; return 0; }
+EXPORT int cuFuncSetCacheConfig(void *function, int config) {
+    (void)function; (void)config;
+    return 0;
+}
 
 EXPORT int cuGetErrorString(int error, const char **text) {
     (void)error;
