@@ -47,7 +47,7 @@ def with_progress(
 def announce(args: argparse.Namespace, text: str) -> None:
     """Say what a command is about to spend seconds on."""
     if not args.json:
-        print(printable(text), file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:

@@ -98,6 +98,7 @@ def test_picture_without_matplotlib_is_one_line(
     good_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fused_slots.inspect.pictures.find_spec", lambda name: None)
+    monkeypatch.setattr("fused_slots.cli.schedules.Replay", None)  # found before any replay
     line = error_line(capsys, "replay", good_file, "--picture", "p.png")
     assert "expected the package matplotlib" in line
 
