@@ -221,12 +221,15 @@ class Schedule:
 
     def save(self, path: str | Path) -> None:
         """Write the schedule; the same schedule always gives the same bytes."""
+        groups = [
+            {**asdict(group), "slot_mapping_mode": group.slot_mapping_mode.value}
+            for group in self.groups
+        ]
+        for group in groups:
+            del group["pool"]  # all groups of a schedule share one
         header = {
             "name": self.name,
-            "groups": [
-                {**asdict(group), "slot_mapping_mode": group.slot_mapping_mode.value}
-                for group in self.groups
-            ],
+            "groups": groups,
             "max_num_reqs": self.max_num_reqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "num_blocks": self.num_blocks,
