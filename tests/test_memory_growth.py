@@ -139,6 +139,7 @@ def test_the_kernels_host_path_keeps_to_the_bounds_of_its_caches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # asked for before anything is built
     monkeypatch.setattr(InterpreterBackend, "make_launcher", lambda backend: Unlaunched())
     tables = MakeTables("cpu", "interpreter")(
         GROUPS, max_num_reqs=NUM_REQS, max_num_batched_tokens=NUM_REQS
