@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from all_variants import KINDS, pairwise, variants_by_kind
 from checked import CheckedVariant
-from compile import ASCEND_910B3, compile_variant
+from compile import ASCEND_910B3, compile_variant, lower_to_hivm, lower_to_linalg
 from hivm import execute, parse
 from hivm.order import Trace
 from sample_cases import CASES
@@ -92,6 +92,19 @@ def test_a_missing_wait_or_barrier_is_named(drop: str, first: str, second: str) 
 def test_a_barrier_that_is_not_there_is_seen() -> None:
     traces = sample("shift_and_mask", drop="pipe_barrier[<PIPE_V>]")
     assert any(trace.unordered() for trace in traces)
+
+
+def test_barriers_in_place_of_flags_leave_scalar_reads_unordered() -> None:
+    """Why inject_barrier_all is no way out: a reduction's result is read without a wait."""
+    case = CASES["reductions"]
+    option = "--enable-hivm-inject-barrier-all-sync=true"
+    text = lower_to_hivm(lower_to_linalg(case.variant), ASCEND_910B3, "reductions", option)
+    assert "set_flag" not in text
+    grid, arguments, _ = case.make(np.random.default_rng(0))
+    traces = execute(parse(text), grid, arguments, recorded=True).traces
+    found = [unordered for trace in traces if (unordered := trace.unordered())]
+    assert {(one.first.pipe, one.second.pipe) for one in found} == {("V", "S")}
+    assert {one.second.name for one in found} == {"memref.load"}
 
 
 @pytest.mark.parametrize("name", ["shift_and_mask", "discrete_load", "count_faults", "reductions"])
