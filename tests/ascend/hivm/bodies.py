@@ -1,15 +1,12 @@
 """The vector library as the compiler's package ships it: LLVM bitcode, read with llvmlite.
 
-`Library` answers what a library call may do: the events that its body, and all that the body
-calls, sets or waits for, whether it holds a loop over single elements, and, run with operands
-(`body_run`), what it really does. Nothing of this is written down here: another release of the
-package is read anew.
+`Library` answers which events a library call may set or wait for: those of its body and of all that
+the body calls. None is written down here: another release of the package is read anew.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
@@ -18,37 +15,12 @@ from pathlib import Path
 PIPES = ("S", "V", "M", "MTE1", "MTE2", "MTE3", "ALL")
 """Names of the pipes by the number that the intrinsics take."""
 _BITCODE = "meta_op.aiv.c220.bc"
-_INSTRUCTION = re.compile(r"(?:(%[\w.$-]+) = )?(?:tail |musttail |notail )?(\w+) ?(.*)$")
-_LABEL = re.compile(r'([\w.$-]+|"[^"]+"):')
-_METADATA = re.compile(r"(?:, !|, align |, #dbg| #\d+$).*$")
 _CALL = re.compile(r'call [^@\n]*@"?([\w.$]+)"?\((.*)\)')
 _FLAGS = ("SET.FLAG.IMM", "WAIT.FLAG.IMM")
 _CALLED = re.compile(r'@"?([\w.$]+)"?\(')
 
 Event = tuple[str, str, int]
 """Source pipe, target pipe, number."""
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """One line: `result = opcode rest`."""
-
-    result: str
-    opcode: str
-    rest: str
-
-
-@dataclass(frozen=True)
-class Body:
-    """A function of the library: parameters as (name, type), and instructions by block."""
-
-    name: str
-    parameters: tuple[tuple[str, str], ...]
-    blocks: dict[str, list[Instruction]]
-
-    def instructions(self) -> Iterator[Instruction]:
-        for block in self.blocks.values():
-            yield from block
 
 
 def event_of(operands: list[int]) -> Event:
@@ -61,7 +33,6 @@ class Library:
     """Functions of one bitcode file. Raises KeyError for a call that it does not hold."""
 
     path: Path
-    _bodies: dict[str, Body] = field(default_factory=dict)
     _links: dict[str, tuple[set[str], set[Event]]] = field(default_factory=dict)
 
     @cached_property
@@ -77,24 +48,9 @@ class Library:
         named = ((_CALLED.search(part), part) for part in parts)
         return {m.group(1): part[: part.index("\n}\n")] for m, part in named if m}
 
-    @cached_property
-    def structs(self) -> dict[str, list[str]]:
-        """Types of the fields of every named struct."""
-        found = re.findall(r"^(%[\w.:]+) = type \{(.*)\}$", self._text, re.M)
-        return {name: split(fields) for name, fields in found}
-
     def holds(self, call: str) -> bool:
         """Whether a call of a lowered module, as it is written there, is a library function."""
         return self._symbol(call) in self._functions
-
-    def body(self, name: str) -> Body:
-        if name not in self._bodies:
-            self._bodies[name] = _parse(self._functions[name])
-        return self._bodies[name]
-
-    def entry(self, call: str) -> Body:
-        """The function behind a call of a lowered module."""
-        return self.body(self._symbol(call))
 
     def events(self, call: str) -> frozenset[Event]:
         """Events that the call may set or wait for, whatever its operands."""
@@ -152,44 +108,3 @@ def library(target: str) -> Library | UnreadLibrary:
     if target.startswith("Ascend950"):
         return UnreadLibrary()
     return Library(Path(str(files("ascendnpuir") / "lib" / _BITCODE)))
-
-
-def split(text: str) -> list[str]:
-    """Splits at commas outside brackets of any kind."""
-    parts, depth, current = [], 0, ""
-    for character in text:
-        depth += (character in "([{<") - (character in ")]}>")
-        if character == "," and depth == 0:
-            parts.append(current.strip())
-            current = ""
-        else:
-            current += character
-    return [*parts, current.strip()] if current.strip() else parts
-
-
-def _parse(text: str) -> Body:
-    lines = iter(text.splitlines())
-    head = next(lines)
-    name = _CALLED.search(head)
-    assert name, head
-    declared = head[name.end() : head.rindex(")")]
-    parameters = tuple((p.split()[-1], _type_of(p)) for p in split(declared))
-    blocks: dict[str, list[Instruction]] = {}
-    for line in lines:
-        label = _LABEL.match(line)
-        if label:
-            block = blocks[label.group(1)] = []
-        elif line.startswith("  "):
-            if line.strip().startswith("switch"):
-                while "]" not in line:
-                    line += " " + next(lines).strip()
-            match = _INSTRUCTION.match(_METADATA.sub("", line.strip()))
-            assert match, line
-            block.append(Instruction(match.group(1) or "", match.group(2), match.group(3)))
-    return Body(name.group(1), parameters, blocks)
-
-
-def _type_of(parameter: str) -> str:
-    match = re.match(r"ptr addrspace\(\d+\)|\S+", parameter)
-    assert match, parameter
-    return match.group()
