@@ -274,6 +274,7 @@ def test_memory_that_came_back_with_anything_in_it(make_tables: MakeTables, garb
     tables.append_block_ids(0, [[9], [2], [1], [6]], overwrite=True)
     tables.apply_staged_writes()
     assert tables.num_blocks.gpu.tolist() == tables.num_blocks.np.tolist()
+    assert tables.block_tables[2].gpu[0].tolist() == [1, 0, 0]  # state kernels read it by row
     assert narrow(gathered(tables, [0])) == [[[9]], [[4, 5]], [[1]], [[6]]]
     assert slots(tables, [(0, [3, 17, 5])]) == [
         [147, -1, 149],

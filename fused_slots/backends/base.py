@@ -161,6 +161,11 @@ class Backend(ABC):
         """
         lengths = torch.from_numpy(rows.num_columns.copy())
         self.num_columns.copy_(lengths)
+        for g, group in enumerate(self.layout.groups):
+            if not group.kind.maps_slots:  # kernels read these tables by row, past a row's end too
+                columns = torch.arange(self.layout.widths[g], device=self.device)
+                past_end = columns >= self.num_columns[g].unsqueeze(1)
+                self.tables[g].masked_fill_(past_end, 0)
         self.invalidate_gathered()
 
     @abstractmethod
