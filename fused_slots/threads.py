@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Any
 
@@ -12,6 +12,7 @@ CALLS = (
     "append_block_ids",
     "clear_row",
     "write_block_ids",
+    "resize_pools",
     "apply_staged_writes",
     "gather_block_tables",
     "compute_slot_mappings",
@@ -29,23 +30,28 @@ CALLS = (
 """The calls that may not overlap."""
 
 
-def guard_threads(tables: Any) -> None:
+def guard_threads(tables: Any, calls: Sequence[str] = CALLS, in_use: Any = None) -> None:
     """Make calls of this object raise while another thread is in one of them.
 
     Its class becomes a subclass, so that managers that are not checked pay nothing.
+
+    Args:
+        tables: the object.
+        calls: its methods that may not overlap.
+        in_use: the guard of the manager that it belongs to; None = one of its own.
     """
-    tables._in_use = RLock()
+    tables._in_use = in_use or RLock()
     cls: type = type(tables)
     if cls not in _GUARDED:
-        _GUARDED[cls] = _guarded(cls)
+        _GUARDED[cls] = _guarded(cls, calls)
     tables.__class__ = _GUARDED[cls]
 
 
 _GUARDED: dict[type, type] = {}
 
 
-def _guarded(cls: type) -> type:
-    members: dict[str, Any] = {name: _guard(cls, name) for name in CALLS}
+def _guarded(cls: type, calls: Sequence[str]) -> type:
+    members: dict[str, Any] = {name: _guard(cls, name) for name in calls}
     named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls)(cls.__name__, (cls,), members | named)
 

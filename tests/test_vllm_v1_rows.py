@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,11 @@ def test_a_row_of_any_integer_type_is_a_row(dtype: Any) -> None:
     assert tables[0].block_table.np[1, :3].tolist() == [5, 9, 0]
 
 
+def test_columns_beyond_int32_are_not_cut() -> None:
+    ids = np.array([2**30], np.int32)
+    assert BlockTable.map_to_kernel_blocks(ids, 4).tolist() == [2**32 + i for i in range(4)]
+
+
 def test_lengths_are_the_callers_to_read_only() -> None:
     tables = filled()
     with pytest.raises(ValueError, match="read-only"):
@@ -168,6 +174,16 @@ def test_one_group_committed_whole_leaves_the_other_groups_tables() -> None:
     assert not tables[2].block_table.gpu.any()
 
 
+def test_a_commit_sends_the_lengths_of_its_rows_alone() -> None:
+    tables = filled()
+    lengths = tables._storage.manager.num_blocks.gpu
+    tables.commit_block_table(1)
+    assert lengths[:, 0].tolist() == [2, 4, 1]
+    assert not lengths[:, 1:].any()
+    tables.commit_block_table(4)
+    assert lengths[:, 3].tolist() == [1, 8, 1]
+
+
 @pytest.mark.parametrize("new_ids", [[], [11]])
 def test_after_its_memory_was_lost_every_row_is_as_committed(new_ids: list[int]) -> None:
     tables = filled()
@@ -192,6 +208,7 @@ def test_after_its_memory_was_lost_every_row_is_as_committed(new_ids: list[int])
     assert [slots(tables, g, CAPACITY) for g in range(3)] == expected
     for table in tables.block_tables:
         assert (table.block_table.gpu.numpy() == table.block_table.np).all()
+    assert (manager.num_blocks.gpu.numpy() == manager.num_blocks.np).all()
     tables.pad_replayed_slots(*batch, torch.tensor([1, 0, 0, 0], dtype=torch.int32), 99)
     assert slots(tables, 0, 3) == [expected[0][0], -1, expected[0][2]]
 
@@ -285,3 +302,36 @@ def test_up_to_0_25_prefill_ranks_share_the_groups_too(monkeypatch: pytest.Monke
     tables.commit_block_table(1)
     tables.compute_slot_mapping(1, starts(0, 3), longs(4, 5, 95))
     assert slots(tables, 0, 3) == [-1, 64, 79]
+
+
+def test_checked_tables_refuse_a_second_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_CHECKED", "1")
+    tables = filled()
+    in_a_call, leave = Event(), Event()
+
+    def wait(*_: Any) -> None:
+        in_a_call.set()
+        assert leave.wait(60)
+
+    monkeypatch.setattr(tables._storage, "_commit_lengths", wait)
+    first = Thread(target=tables.commit_block_table, args=(2,))
+    first.start()
+    try:
+        assert in_a_call.wait(60)
+        before = state(tables)
+        calls = (
+            lambda: tables.append_row(([9], [9], [9]), 0),
+            lambda: tables[0].append_row([9], 0),
+            lambda: tables.swap_row(0, 3),
+            lambda: tables.compute_slot_mapping(1, starts(0, 1), longs(0)),
+        )
+        for call in calls:
+            with pytest.raises(BlockTableError, match="one thread at a time"):
+                call()
+        assert state(tables) == before
+    finally:
+        leave.set()
+        first.join()
+    tables.move_row(3, 1)
+    tables.append_row(([9], [], []), 0)
+    assert tables[0].num_blocks_per_row.tolist() == [3, 1, 0, 0]

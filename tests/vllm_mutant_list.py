@@ -79,7 +79,12 @@ V1_MUTANTS = [
         "        self._fill_constants()\n        manager",
         "        manager",
     ),
-    ("lost lengths", STORAGE, "        self._committed.fill(-1)\n", ""),
+    (
+        "lost lengths",
+        STORAGE,
+        "        manager.init_block_table_layout_tensors()\n",
+        "",
+    ),
     (
         "the mirror is where tensors are by default",
         STORAGE,

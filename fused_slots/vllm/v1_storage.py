@@ -20,7 +20,13 @@ from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import InvalidArgumentError
 from fused_slots.groups import PAD_SLOT_ID, SlotMappingMode
 from fused_slots.host.block_ids import plain_ids, raise_over_capacity
+from fused_slots.threads import guard_threads
 
+_CALLS = (
+    *("write_row", "write_group_row", "clear_row", "move_row", "swap_row", "commit"),
+    *("pad_replayed", "restore_device_memory"),
+)
+"""What no second thread may call meanwhile, in checked mode."""
 _INTS = frozenset({int})
 _SHORT_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32)
 INT64_MAX = 2**63 - 1
@@ -102,6 +108,9 @@ class Storage:
         """The row lengths that the device has."""
         self._parts = [np.arange(group.columns_per_block) for group in layout.groups]
         self._scratch: torch.Tensor | None = None
+        in_use = getattr(manager, "_in_use", None)
+        if in_use is not None:
+            guard_threads(self, _CALLS, in_use)
 
     def _fill_constants(self) -> None:
         rows = torch.arange(len(self._batch_rows), dtype=torch.int32, device="cpu")
@@ -121,7 +130,6 @@ class Storage:
         manager.init_block_table_layout_tensors()
         self._fill_constants()
         manager.slot_mappings.fill_(PAD_SLOT_ID)
-        self._committed.fill(-1)
         self.commit(manager.max_num_reqs, range(len(self.tables)))
 
     @property
