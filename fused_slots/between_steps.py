@@ -65,6 +65,7 @@ class BetweenSteps(BaseTables):
         """
         if self._waiting:
             self._carry_out()
+        self._gathered_is_current = False
         self._backend.invalidate_gathered()
 
     def init_block_table_layout_tensors(self) -> None:

@@ -583,6 +583,7 @@ BAD_NUMBERS: dict[str, dict[str, tuple[dict[str, Any], str, str]]] = {
         "negative tokens": ({"num_tokens": -1}, "num_tokens", "got -1"),
         "max_query_len a str": ({"max_query_len": "long"}, "max_query_len", "got 'long'"),
         "max_query_len negative": ({"max_query_len": -1}, "max_query_len", "got -1"),
+        "max_query_len over the capacity": ({"max_query_len": 17}, "max_query_len", "got 17"),
     },
     "explain": {
         "no such group": ({"group": 2}, "group", r"\[0, 1\]; got 2"),

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tracemalloc
+import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
@@ -263,6 +264,18 @@ def test_a_row_given_back_is_empty_and_its_state_cells_become_zero(half: str) ->
     assert staged.collect().column_ids.tolist() == [6, 7, 8]
 
 
+@pytest.mark.parametrize("half", HALVES)
+def test_a_row_given_back_staged_and_shortened_is_written_no_further_than_staged(half: str) -> None:
+    staged = make_rows(half)
+    staged.clear_row(0)
+    staged.stage(0, [[], [], [4, 5]], False, False)
+    staged.num_columns[2, 0] = 0  # by a caller, not here
+    packet = np.full(staged.packet_size, -9, dtype=np.int32)
+    assert staged.pack(packet) == 6
+    assert packet[-6:].tolist() == [12, 13, 14, 15, 16, 17]
+    assert staged.collect().starts.tolist() == [[0, 0, -6]]
+
+
 @needs_native
 def test_a_cycle_through_the_native_half_is_collected() -> None:
     class Plain:
@@ -330,6 +343,50 @@ def test_what_is_no_buffer_of_int32_is_refused() -> None:
     strided = np.zeros(2 * native.packet_size, dtype=np.int32)[::2]
     with pytest.raises((ValueError, BufferError), match="contiguous"):
         native.pack(strided)
+
+
+@needs_native
+@pytest.mark.parametrize("name", ["lengths", "generations", "cells"])
+def test_a_packet_in_the_memory_that_it_is_made_of_is_refused(name: str) -> None:
+    """While the cells of a row change, so does the number of zeros that are written."""
+    memory = {
+        "lengths": np.zeros((64, 2), dtype=np.int32),
+        "generations": np.zeros(64, dtype=np.int32),
+        "cells": np.zeros((64, 2), dtype=np.int32),
+    }
+    around = np.zeros(400, dtype=np.int32)
+    shape = memory[name].shape
+    memory[name] = around[100 : 100 + memory[name].size].reshape(shape)
+    native = rows.NativeStaging(*native_arguments(**memory))
+    native.stage(1, [[1], [1]], True, False)
+    native.clear()
+    native.clear_row(1)
+    first, last = 100, 100 + memory[name].size
+    for begin, end in ((0, first + 1), (first, first + 200), (last - 1, 400), (0, 400)):
+        before = around.copy()
+        with pytest.raises(ValueError, match="in the rows' own memory"):
+            native.pack(around[begin:end])
+        assert np.array_equal(around, before)
+    for beside in (around[:first], around[last:]):
+        assert native.pack(beside) == 2
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("call", ["stage", "write", "clear_row"])
+def test_a_generation_wraps_whatever_warnings_do(half: str, call: str) -> None:
+    staged = make_rows(half)
+    staged.stage(1, [[1], [], []], False, False)
+    staged.generations[1] = 2**31 - 1
+    arguments = {
+        "stage": (1, [[2], [], []], True, False),
+        "write": (1, [0, 0, 0], [[2], [], []], False),
+        "clear_row": (1,),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(staged, call)(*arguments[call])
+    assert staged.collect().generations.tolist() == [-(2**31)]
+    assert staged.num_columns[0, 1] == (call != "clear_row")
 
 
 def native_arguments(**changed: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -120,3 +121,19 @@ def test_per_group_lists() -> None:
         per_group("widths", [1, 2], 3)
     with pytest.raises(ConfigurationError, match="widths: expected a list; got 'ab'"):
         per_group("widths", "ab", 2)
+
+
+def test_a_null_block_is_a_plain_int_within_every_table() -> None:
+    last = (INT32_MAX - 1) // 2  # whose two columns fit int32
+    held = layout(PAGED, SPLIT, null_block_id=np.int64(last)).null_block_id
+    assert (held, type(held)) == (last, int)
+    with pytest.raises(ConfigurationError, match="null_block_id in group 1"):
+        layout(PAGED, SPLIT, null_block_id=last + 1)
+
+
+def test_a_state_table_is_dealt_to_any_ranks() -> None:
+    """It maps no slots, so no two of its tokens can share one."""
+    ranks = ContextParallel(2, 1, 3)
+    assert layout(STATE, context_parallel=ranks).shards(0) == (2, 1)
+    with pytest.raises(ConfigurationError, match="interleave of group 0"):
+        layout(PAGED, context_parallel=ranks)

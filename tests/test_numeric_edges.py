@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fused_slots import AscendBlockTables, BlockTableError, KVCacheGroup
+from fused_slots import AscendBlockTables, BlockTableError, KVCacheGroup, SlotMappingMode
 from fused_slots.host.packet import pack_writes
 from fused_slots.host.staging import StagedWrites
 from tests.backends_under_test import BACKENDS, MakeTables, batch_tensors, faults, gathered, slots
@@ -84,6 +84,15 @@ def test_slots_next_to_an_edge_are_exact(
     expected = [block_id * block_size + o for block_id in accepted for o in offsets]
     assert slots(tables, [(0, positions)]) == [expected]
     assert max(expected) >= edge - 1 - block_size
+
+
+def test_an_int32_out_takes_states_of_any_id(make_tables: MakeTables) -> None:
+    """They are no blocks of slots."""
+    state = KVCacheGroup(2**20, 1, slot_mapping_mode=SlotMappingMode.NONE)
+    tables = make_tables([state], {0: ([2**20],)}, slot_dtype=torch.int64)
+    out = torch.full((1, 4), -7, dtype=torch.int32, device=tables.device)
+    tables.compute_slot_mappings(*batch_tensors(tables, [(0, [3])]), 1, out=out)
+    assert out.tolist() == [[-1] * 4]
 
 
 @pytest.mark.parametrize("block_size", [1, 16, 48])

@@ -65,6 +65,32 @@ def test_a_pool_beyond_the_slots_is_refused_and_changes_nothing() -> None:
         tables.append_block_ids(0, ([9], []), overwrite=True)
 
 
+def test_a_resize_that_fails_changes_nothing(tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables.resize_pools(5)
+    monkeypatch.setenv("FUSED_SLOTS_HOST", "rust")
+    with pytest.raises(BlockTableError, match="FUSED_SLOTS_HOST"):
+        tables.resize_pools(9)
+    with pytest.raises(BlockTableError, match=r"in \[0, 4\]; got 5"):
+        tables.write_block_ids(0, [0, 0], ([5], []))
+    assert tables.layout.num_blocks == (5, 5)
+
+
+def test_a_row_given_back_stays_so_when_a_pool_is_resized(tables: Any) -> None:
+    """Until the next gather its row is nobody's, whatever is staged for it by then."""
+    state = KVCacheGroup(4, 8, prefix_cacheable=False)
+    tables = DeferringBlockTables.from_groups([state], max_num_reqs=2, max_num_batched_tokens=4)
+    for row in (0, 1):
+        tables.append_block_ids(row, ([row + 1],), overwrite=True)
+    tables.gather_block_tables(torch.tensor([0, 1]), 2)
+    tables.clear_row(0)
+    tables.apply_staged_writes()
+    tables.resize_pools(9)
+    # A request takes the row, and the block of one that has ended since.
+    tables.append_block_ids(0, ([2],), overwrite=False)
+    tables.apply_staged_writes()
+    assert tables.check_integrity() is None
+
+
 def test_writes_that_wait_are_carried_out_first(tables: Any) -> None:
     with tables.defer_writes():
         tables.append_block_ids(0, ([1], [2]), overwrite=True)
@@ -80,7 +106,7 @@ def test_ids_are_judged_after_they_are_redirected(tables: Any) -> None:
     tables.write_block_ids(0, [1, 1], ([77], []))
     tables.apply_staged_writes()
     assert (row(tables, 0, 0), row(tables, 1, 0)) == ([0, 0], [0, 1])
-    for wrong in (([-1], []), ([1.5], []), ("12", [])):
+    for wrong in (([-1], []), ([2**31], []), ([1.5], []), ("12", [])):
         with pytest.raises(BlockTableError):
             tables.append_block_ids(0, wrong, overwrite=True)
 

@@ -101,6 +101,7 @@ def test_any_integer_type_is_widened_before_it_is_multiplied(integer: type) -> N
         ),
         ((PAGED, [2**31], [0]), "block_ids, entry 0: expected an id in .*; got 2147483648"),
         ((PAGED, [True, 2], [0]), "block_ids: expected .* integers; got a bool"),
+        ((PAGED, [np.True_, 2], [0]), "block_ids: expected .* integers; got a bool"),
         ((PAGED, [1.0], [0]), "block_ids: expected .* integers; got 1-D float64"),
         ((PAGED, 3, [0]), "block_ids: expected .*; got 0-D int64"),
         ((PAGED, [[3]], [0]), "block_ids: expected .*; got 2-D int64"),

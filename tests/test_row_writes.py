@@ -221,6 +221,12 @@ def test_replay_at_the_edges_of_int32(make_tables: MakeTables) -> None:
     assert faults(window) == [("COLUMN_OUT_OF_ROW", 0, 3)]
 
 
+def test_a_row_out_of_range_is_counted_once_in_a_step(make_tables: MakeTables) -> None:
+    tables = make_tables(GROUPS, ROWS)
+    tables.step(*batch_tensors(tables, [(0, [0]), (4, [0, 1])]))
+    assert faults(tables) == [("ROW_OUT_OF_RANGE", g, 1) for g in range(3)]
+
+
 def test_a_length_without_a_start_is_refused(make_tables: MakeTables) -> None:
     tables = make_tables([PAGED], {0: [[1]]})
     arguments = batch_tensors(tables, [(0, [0])])
@@ -294,8 +300,13 @@ def test_memory_that_came_back_with_anything_in_it(make_tables: MakeTables, garb
 def test_restoring_what_was_not_lost_changes_nothing(make_tables: MakeTables) -> None:
     tables = make_tables(GROUPS, ROWS)
     before = gathered(tables, [0, 1])
+    slots(tables, [(0, [127])])
     tables.append_block_ids(1, [[4], [], []], overwrite=False)
     tables.init_block_table_layout_tensors()
+    assert faults(tables) == []  # the counts alone begin anew
     tables.apply_staged_writes()
     assert gathered(tables, [0, -1])[0][0] == before[0][0]
     assert gathered(tables, [1])[0][0][:3] == [9, 4, 0]
+    tables.clear_row(0)
+    tables.apply_staged_writes()
+    assert tables.block_tables[2].gpu[:2].tolist() == [[0, 0, 0], [6, 0, 0]]  # not the next row

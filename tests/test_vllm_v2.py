@@ -143,6 +143,29 @@ def dummy_tables(rng: Random) -> Any:
     return call
 
 
+def write(rng: Random) -> Any:
+    row, first = rng.randrange(NUM_ROWS), [rng.randrange(3) for _ in range(3)]
+    ids = [[rng.randrange(1, 30)] * rng.randrange(2) for _ in range(3)]
+    return lambda t: t.write_block_ids(row, first, ids)
+
+
+def clear(rng: Random) -> Any:
+    row = rng.randrange(NUM_ROWS)
+    return lambda t: t.clear_row(row)
+
+
+def write_into_gathered(rng: Random) -> Any:
+    """Callers' cells stay until the next gather that is whole."""
+    value = rng.randrange(1, 30)
+
+    def call(tables: Any) -> None:
+        tables.invalidate_gathered()
+        for table in tables.input_block_tables:
+            table.fill_(value)
+
+    return call
+
+
 CALLS = (
     append,
     append,
@@ -156,12 +179,16 @@ CALLS = (
     step,
     map_tokens,
     dummy_tables,
+    write,
+    clear,
+    write_into_gathered,
     lambda rng: lambda t: t.get_dummy_slot_mappings(3).tolist(),
     lambda rng: lambda t: t.take_faults(),
     lambda rng: lambda t: str(t.explain(0, 1, 5)),
     lambda rng: lambda t: t.init_block_table_layout_tensors(),
     lambda rng: lambda t: t.warmup().variants,
     lambda rng: lambda t: t.check_integrity(),
+    lambda rng: lambda t: t.resize_pools(None),
 )
 
 
@@ -236,6 +263,22 @@ def test_a_step_called_one_by_one_is_two_launches(gathers_into: str) -> None:
     assert launched(plain, lambda t: t.apply_staged_writes(), call, batch.compute) == 3
     assert state(tables) == state(plain)
     assert tables.block_tables[0].gpu[1, 0] == 3
+
+
+def test_slots_for_the_callers_own_buffer_are_a_launch_of_their_own() -> None:
+    tables, plain = FusedBlockTables(**SIZES), AscendBlockTables(**SIZES)
+    batch = Batch(Random(1))
+    outs = [torch.full((3, CAPACITY), 7) for _ in range(2)]
+
+    def compute(out: torch.Tensor) -> Any:
+        arguments = batch.idx_mapping, batch.query_start_loc, batch.positions, CAPACITY
+        return lambda t: t.compute_slot_mappings(*arguments, out=out)
+
+    with tables.fuse_gather():
+        assert launched(tables, batch.gather, compute(outs[0])) == 2
+    assert launched(plain, batch.gather, compute(outs[1])) == 2
+    assert torch.equal(*outs)
+    assert state(tables) == state(plain)
 
 
 def test_a_gather_that_waits_takes_the_waiting_writes_into_its_launch() -> None:
@@ -444,6 +487,7 @@ def test_writes_that_wait_are_applied_although_the_gather_before_them_fails(
         run(backend, step)
 
     monkeypatch.setattr(type(tables._backend), "step", fail_to_gather)
+
     def gather() -> None:
         with tables.fuse_gather():
             tables.apply_staged_writes()

@@ -438,11 +438,13 @@ staging_clear_row(PyObject *object, PyObject *req_index)
     Py_RETURN_NONE;
 }
 
-/* Cells of a record's row in a group that its packet makes zero: those of a row given back. */
+/* Cells of a record's row in a group that its packet makes zero: those of a row given back. A
+   caller may have emptied the row behind staged ids: then these are written. */
 static int64_t
 cells_to_clear(const Staging *self, Py_ssize_t record, Py_ssize_t g)
 {
-    if (!self->cleared[record] || !self->groups[g].is_state) {
+    if (!self->cleared[record] || !self->groups[g].is_state
+        || self->counts[record * self->num_groups + g] > 0) {
         return 0;
     }
     Py_ssize_t at = self->row_of_record[record] * self->num_groups + g;
@@ -562,6 +564,21 @@ get_buffer(PyObject *object, Py_buffer *view, size_t alignment)
     return 0;
 }
 
+/* Whether a packet lies in memory that is read while it is written. */
+static int
+is_read(const Staging *self, const Py_buffer *packet)
+{
+    const Py_buffer *read[] = {&self->lengths, &self->generations, &self->cells};
+    uintptr_t begin = (uintptr_t)packet->buf, end = begin + (size_t)packet->len;
+    for (size_t i = 0; i < sizeof(read) / sizeof(read[0]); i++) {
+        uintptr_t other = (uintptr_t)read[i]->buf;
+        if (begin < other + (size_t)read[i]->len && other < end) {
+            return 1;
+        }
+    }
+    return 0;
+}
+
 static PyObject *
 staging_pack(PyObject *object, PyObject *packet)
 {
@@ -578,6 +595,9 @@ staging_pack(PyObject *object, PyObject *packet)
     }
     else if (view.len / (Py_ssize_t)sizeof(int32_t) < size) {
         PyErr_SetString(PyExc_ValueError, "the packet is too small");
+    }
+    else if (is_read(self, &view)) {
+        PyErr_SetString(PyExc_ValueError, "the packet lies in the rows' own memory");
     }
     else {
         longest = PyLong_FromLongLong(pack_into(self, view.buf));

@@ -224,14 +224,17 @@ class PythonStaging:
     def _zeros(self, rows: Sequence[int]) -> npt.NDArray[np.int64]:
         """int64 [len(rows), G], cells that become zero: of state rows given back and empty."""
         zeros = np.zeros((len(rows), self._num_groups), dtype=np.int64)
+        staged = set(zip(self._pieces[::3], self._pieces[1::3], strict=True))
         for j, row in enumerate(rows):
             for g in self._state_groups if row in self._cleared else ():
-                zeros[j, g] = 0 if self._lengths[row, g] else self._cells[row, g]
+                # A caller may have emptied the row behind staged ids: then these are written.
+                if not self._lengths[row, g] and (self._records[row], g) not in staged:
+                    zeros[j, g] = self._cells[row, g]
         return zeros
 
     def _cut(self, req_index: int, begins: Sequence[int]) -> None:
         """Shorten a row to these columns; staged ids from there on are void."""
-        self._generations[req_index] += 1
+        self._generations[req_index : req_index + 1] += 1  # of an array, it wraps without a warning
         record = self._records.setdefault(req_index, len(self._records))
         staged = dict.fromkeys(range(self._num_groups), 0)
         for place in range(0, len(self._pieces), 3):
@@ -258,7 +261,7 @@ class PythonStaging:
     def _start_anew(self, req_index: int) -> None:
         """Empty a row; pieces already staged for it are void."""
         self._lengths[req_index] = 0
-        self._generations[req_index] += 1
+        self._generations[req_index : req_index + 1] += 1  # of an array, it wraps without a warning
         record = self._records.get(req_index)
         if record is None:
             return

@@ -49,17 +49,17 @@ class HostRows:
         self._largest_ids = np.zeros(layout.num_groups, dtype=np.int32)
         self._cells = np.zeros_like(lengths)
         self._state_groups = [g for g, group in enumerate(layout.groups) if not group.maps_slots]
+        self.released: set[int] = set()
+        """Rows given back since it was last emptied."""
         self.resize_pools(layout)
 
     def resize_pools(self, layout: TableLayout) -> None:
         """Accept the ids of this layout's pools; nothing may be staged."""
-        self._layout = layout
         make = _native_staging if host_half() == "native" else PythonStaging
         self.staging: Staging = make(
             layout, self.num_columns.T, self.generations, self._largest_ids, self._cells
         )
-        self.released: set[int] = set()
-        """Rows given back since it was last emptied."""
+        self._layout = layout
         # Bound here, since a call through a method of this class costs as much as its work.
         self.stage = self.staging.stage
         self.pack = self.staging.pack

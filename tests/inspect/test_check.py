@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -205,10 +206,16 @@ def test_a_block_of_two_live_rows_is_found_though_they_never_write_in_one_step()
         tables.check_integrity()
     tables.clear_row(1)  # given back: its blocks are others' now
     tables.check_integrity()
-    tables.append_block_ids(1, [[5]], overwrite=True)
-    tables.apply_staged_writes()
-    tables.gather_block_tables(torch.tensor([0, 1], dtype=torch.int32), 2)
-    tables.check_integrity()
+    for block, found in ((5, False), (3, True)):
+        tables.append_block_ids(1, [[block]], overwrite=True)
+        tables.apply_staged_writes()
+        tables.gather_block_tables(torch.tensor([0, 1], dtype=torch.int32), 2)
+        with (
+            pytest.raises(IntegrityError, match="held by row 0 and by row 1")
+            if found
+            else nullcontext()
+        ):
+            tables.check_integrity()
 
 
 def test_rows_outside_the_last_gather_may_hold_what_they_held() -> None:
@@ -249,6 +256,7 @@ def test_an_edited_gathered_cell_is_found_until_the_gather_is_whole_again() -> N
     ):
         tables.check_integrity()
     tables.invalidate_gathered()
+    tables.check_integrity()  # its caller has said so
     computed = torch.tensor([40] * 4, dtype=torch.int32)
     rows = torch.tensor([0], dtype=torch.int32)
     tables.gather_block_tables(rows, 1, num_computed_tokens=computed)
@@ -275,3 +283,11 @@ def test_explain_and_check_say_null_block() -> None:
     tables.slot_mappings[0, 0] = 5  # as no kernel writes it
     with pytest.raises(IntegrityError, match=r"1 tokens .* null block \(0\) of group 0.*token 0"):
         tables.check_integrity()
+
+
+def test_gathered_tables_that_were_lost_are_nobodys_edit(tables: AscendBlockTables) -> None:
+    gathered(tables, [0, 1])
+    for table in tables.input_block_tables:
+        table.fill_(9)
+    tables.init_block_table_layout_tensors()
+    tables.check_integrity()
