@@ -297,6 +297,21 @@ def test_memory_that_came_back_with_anything_in_it(make_tables: MakeTables, garb
     assert narrow(gathered(tables, [3])) == [[[]], [[]], [[]], [[]]]
 
 
+def test_restoring_shows_no_cell_before_it_is_written(make_tables: MakeTables) -> None:
+    """Nor afterwards: the next gather takes what has been written since."""
+    tables = make_tables(GROUPS, ROWS)
+    tables.append_block_ids(0, [[8], [], [1]], overwrite=True)
+    tables.apply_staged_writes()  # blocks 6 and 7 may be another request's by now
+    tables.append_block_ids(0, [[4], [3], [7]], overwrite=False)
+    tables.write_block_ids(1, [0, 0, 0], [[2, 3], [], [5]])
+    tables.init_block_table_layout_tensors()
+    assert narrow(gathered(tables, [0])) == [[[8]], [[]], [[1]]]
+    assert slots(tables, [(0, [0, 16]), (1, [0])])[:2] == [[128, -1, -1], [-1, -1, -1]]
+    tables.apply_staged_writes()
+    assert narrow(gathered(tables, [0])) == [[[8, 4]], [[6, 7]], [[1, 7]]]
+    assert narrow(gathered(tables, [1])) == [[[2, 3]], [[]], [[5]]]
+
+
 def test_restoring_what_was_not_lost_changes_nothing(make_tables: MakeTables) -> None:
     tables = make_tables(GROUPS, ROWS)
     before = gathered(tables, [0, 1])

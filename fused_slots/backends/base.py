@@ -159,8 +159,9 @@ class Backend(ABC):
         Afterwards no kernel follows what the memory held, and rows that are overwritten are as
         in a new manager.
         """
-        lengths = torch.from_numpy(rows.num_columns.copy())
-        self.num_columns.copy_(lengths)
+        lengths, staged = rows.num_columns.copy(), rows.collect()
+        lengths[:, staged.rows] = staged.starts.clip(min=0).T  # nothing is written behind them
+        self.num_columns.copy_(torch.from_numpy(lengths))
         for g, group in enumerate(self.layout.groups):
             if not group.kind.maps_slots:  # kernels read these tables by row, past a row's end too
                 columns = torch.arange(self.layout.widths[g], device=self.device)
