@@ -208,12 +208,22 @@ def live_rows(tables: BaseTables, *, repeated: bool = False) -> npt.NDArray[np.i
 
 
 def held_blocks(tables: BaseTables, g: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Row and allocation block of all that live rows hold in a group, the null block apart."""
-    n = tables.layout.groups[g].columns_per_block
+    """Row and allocation block of all that live rows hold in a group, the null block apart.
+
+    Blocks below the sliding window are their rows' no more: an engine hands them out again.
+    """
+    group = tables.layout.groups[g]
+    n = group.columns_per_block
     live = live_rows(tables)
     filled = tables.num_blocks.gpu[g].cpu().numpy()[live]
     firsts = tables.block_tables[g].gpu.cpu().numpy()[live, ::n].astype(np.int64)
-    held = np.arange(firsts.shape[1]) * n < filled[:, None]
+    columns = np.arange(firsts.shape[1]) * n
+    held = columns < filled[:, None]
+    step, reach = tables._last_gather, group.sliding_window_reach
+    whole = not reach or tables.cp_size > 1
+    if not whole and step is not None and step.num_computed_tokens is not None:
+        below = (step.num_computed_tokens.cpu().numpy()[live] - reach) // group.block_size
+        held &= columns >= below[:, None] * n
     blocks = firsts // n
     held &= (blocks != NULL_BLOCK_ID) & (blocks != null_block(tables))
     return np.broadcast_to(live[:, None], held.shape)[held], blocks[held]

@@ -246,6 +246,23 @@ def test_an_id_in_two_groups_of_one_pool_is_found(pools: tuple[str, str, bool]) 
         tables.check_integrity()
 
 
+def test_a_block_below_the_window_may_be_handed_out_again() -> None:
+    group = KVCacheGroup(
+        16, 4, kernel_block_size=8, prefix_cacheable=False, sliding_window_reach=7, name="window"
+    )
+    tables = shared_row(build_groups(group), [[7, 3]], [[2, 7]])
+    rows = torch.tensor([0, 1], dtype=torch.int32)
+    for computed, found in ((22, True), (23, False)):  # 23 - 7 = 16: block 0 lies below
+        num_computed_tokens = torch.tensor([computed, 0, 0, 0], dtype=torch.int32)
+        tables.gather_block_tables(rows, 2, num_computed_tokens=num_computed_tokens)
+        with (
+            pytest.raises(IntegrityError, match=r"block 7 of group 0 \(window\), .* row 1")
+            if found
+            else nullcontext()
+        ):
+            tables.check_integrity()
+
+
 def test_an_edited_gathered_cell_is_found_until_the_gather_is_whole_again() -> None:
     tables = shared_row(build_groups(KVCacheGroup(16, 4, sliding_window_reach=9)), [[5, 6]])
     tables.check_integrity()
