@@ -20,7 +20,7 @@ EXTRA_TESTS += $(if $(filter test-vllm,$(EXTRA_TESTS)),test-releases)
 MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 
 .PHONY: public-kernels help demo test test-main test-interpreted test-sanitizers \
-	test-wheel test-ascend test-vllm \
+	test-wheel test-ascend test-vllm docs test-docs \
 	test-releases forget-coverage coverage lint bench bench-compare verify-long clean
 .NOTPARALLEL:
 
@@ -31,12 +31,13 @@ help:
 	@echo 'make bench-compare  the same again, beside the run before'
 	@echo 'make verify-long  the long verification runs (hours)'
 	@echo 'make lint         ruff and mypy --strict'
+	@echo 'make docs         the documentation site, build/site/index.html'
 
 demo: $(ENV)
 	mkdir -p demo
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
-PARTS := forget-coverage test-main test-interpreted test-sanitizers test-triton test-wheel \
+PARTS := forget-coverage test-main test-docs test-interpreted test-sanitizers test-triton test-wheel \
 	$(EXTRA_TESTS) check-pythons coverage
 
 test: $(PARTS)
@@ -47,6 +48,20 @@ parts:
 
 test-main: $(ENV)
 	$(call MEASURED_PYTEST,$(RUN)) $(TWO) $(PYTEST_ARGS)
+
+# Warnings are errors. The main environment's packages come behind Sphinx's own.
+docs: .venv-docs/.installed
+	.venv-docs/bin/python -m sphinx -q -W --keep-going -E docs build/site
+	@echo build/site/index.html
+
+test-docs: docs
+	$(RUN) -m pytest tests/test_docs.py tests/test_tutorial.py $(PYTEST_ARGS)
+
+.venv-docs/.installed: docs/requirements.txt $(ENV)
+	$(call make_venv,.venv-docs)
+	.venv-docs/bin/python $(PIP_INSTALL) -r docs/requirements.txt
+	$(call see_main_packages,.venv-docs)
+	@touch $@
 
 # Triton decides at import whether its kernels are compiled or interpreted. The simulated steps
 # cover nothing that the others do not, and take twice as long when coverage is measured.
@@ -169,13 +184,17 @@ $(ENV): $(SOURCES) constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(RUN) $(PIP_INSTALL) -e '.[dev,cuda]'
 	@touch $@
 
+define see_main_packages
+	$(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $(1)/main.path
+	$(1)/bin/python -c 'import shutil, sysconfig; \
+		shutil.copy("$(1)/main.path", sysconfig.get_path("purelib") + "/main.pth")'
+endef
+
 # Another Triton before the main environment's packages.
 .venv-triton-%/.installed: $(ENV)
 	$(call make_venv,.venv-triton-$*)
 	.venv-triton-$*/bin/python $(PIP_INSTALL) --ignore-installed --no-deps triton==$*
-	$(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > .venv-triton-$*/main.path
-	.venv-triton-$*/bin/python -c 'import shutil, sysconfig; \
-		shutil.copy(".venv-triton-$*/main.path", sysconfig.get_path("purelib") + "/main.pth")'
+	$(call see_main_packages,.venv-triton-$*)
 	@touch $@
 
 # requirements.txt is installed with dependencies, requirements-no-deps.txt without; the package

@@ -24,7 +24,7 @@ _INT64 = (torch.int64,)
 class AscendBlockTables(RowOperations, BetweenSteps):
     """Block tables and slot mappings of all KV cache groups of a hybrid model.
 
-    Build it from `KVCacheGroup`s with `from_groups`, or with the keywords of vLLM's v2
+    Build it from a list of `KVCacheGroup` with `from_groups`, or with the keywords of vLLM's v2
     `BlockTables` as below; both give the same object. Every device buffer keeps its address for
     the manager's life. One thread at a time may use it; with `checked` a second one gets an error.
     `arguments` below have one entry per KV cache group where they are lists.
@@ -44,7 +44,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         sliding_window_reach: tokens below the first scheduled position that attention may still
             read; 0 = all. Default: 0.
         kernel_block_sizes: tokens per table column. Default: block_sizes.
-        slot_mapping_modes: `SlotMappingMode`s; a disabled group is NONE whatever stands here.
+        slot_mapping_modes: a `SlotMappingMode` each; a disabled group is NONE whatever stands here.
         circular: True = the row is one block used as a ring. Default: False.
         prefix_cacheable: False = replayed tokens are written. Default: True, False for a ring.
         replay_window: tokens after `replay_start` that cacheable groups do not rewrite.
@@ -129,7 +129,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         """Build a manager from its groups; rows get the width of `get_block_table_width`.
 
         The arguments and errors are those of the class, with `context_parallel` in place of the
-        three cp_ numbers.
+        three numbers of context parallelism.
         """
         groups = as_tuple("groups", groups)
         for g, group in enumerate(groups):

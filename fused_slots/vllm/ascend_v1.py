@@ -104,7 +104,7 @@ class FusedAscendMultiGroupBlockTable(MultiGroupBlockTable):
         max_num_blocks: allocation blocks of one row, taken as given.
         kernel_sizes: per group a list of candidates, the first of which to divide the block is
             taken, or one size; 0 = no split. One entry may stand for all groups.
-        kv_cache_groups: vLLM's `KVCacheGroupSpec`s, which tell state and rings from pages.
+        kv_cache_groups: a `KVCacheGroupSpec` of vLLM's each; they tell state and rings from pages.
 
     Raises:
         ConfigurationError: what cannot be mapped exactly: prefill context parallelism, decode

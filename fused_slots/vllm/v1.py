@@ -42,7 +42,7 @@ class MultiGroupBlockTable(metaclass=FallsBack):
         max_num_blocks: allocation blocks of one row, which are aligned to 128 tokens; None = as
             many as hold max_model_len tokens.
         cp_kv_cache_interleave_size: consecutive tokens on one context parallel rank.
-        slot_mapping_modes: this package's or vLLM's `SlotMappingMode`s.
+        slot_mapping_modes: a `SlotMappingMode` each, this package's or vLLM's.
         kernel_block_sizes: tokens per table column; None = block_sizes.
         max_model_len: tokens of one request. Passed by vllm 0.22 to 0.25, whose alignment leaves
             blocks of more than 128 tokens alone and whose prefill context parallel ranks share

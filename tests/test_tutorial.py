@@ -1,0 +1,78 @@
+"""The engine of the tutorial works, and what the page says of it when it is broken is true."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from fused_slots import IntegrityError
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "tutorial.md").read_text()
+
+
+def run(folder: Path) -> None:
+    try:
+        runpy.run_path(str(folder / "engine.py"), run_name="__main__")
+    finally:
+        sys.modules.pop("toy", None)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the examples, to be edited."""
+    for path in (DOCS / "examples").glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def edit(folder: Path, old: str, new: str) -> None:
+    text = (folder / "engine.py").read_text()
+    assert text.count(old) == 1
+    (folder / "engine.py").write_text(text.replace(old, new))
+
+
+def test_it_says_what_the_page_shows(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(engine)
+    assert f"```text\n{capsys.readouterr().out}```" in PAGE
+
+
+def test_a_block_that_is_freed_too_early_is_found_as_the_page_shows(engine: Path) -> None:
+    edit(engine, "request.computed - (WINDOW - 1)", "request.computed - 1")
+    with pytest.raises(AssertionError) as first:
+        run(engine)
+    edit(engine, "        check(", "        self.tables.check_integrity(); (")
+    with pytest.raises(IntegrityError) as later:
+        run(engine)
+    assert f"```text\nAssertionError: {first.value}\n```" in PAGE
+    assert f"```text\n{later.value}\n```" in PAGE
+    edit(engine, "self.tables.check_integrity(); ", "")
+    with pytest.raises(AssertionError, match="not what the model says"):
+        run(engine)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("max(len(hits) * BLOCK - WINDOW, 0)", "len(hits) * BLOCK"),
+        ("if not self.users[block]:", "if True:"),
+        ("self.cached = {text: other", "_ = {text: other"),
+    ],
+    ids=["hits not replayed", "shared blocks freed", "stale hits"],
+)
+def test_other_bugs_give_wrong_answers(engine: Path, old: str, new: str) -> None:
+    edit(engine, old, new)
+    with pytest.raises(AssertionError, match="not what the model says"):
+        run(engine)
+
+
+def test_every_part_that_the_page_embeds_exists() -> None:
+    for name, body in re.findall(r"```{literalinclude} (\S+)\n(.*?)```", PAGE, re.DOTALL):
+        text = (DOCS / name).read_text()
+        for mark in re.findall(r":(?:start|end)-[a-z]+: \"?(.*?)\"?\n", body):
+            assert mark in text, mark
