@@ -12,7 +12,6 @@ from typing import TypeAlias
 
 from fused_slots import __version__, env
 from fused_slots.cli.result import Result
-from fused_slots.recording.scenarios import SCENARIOS
 from fused_slots.recording.shipped import DEFAULT_RECORDING, list_recordings
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -122,12 +121,11 @@ def _add_check_and_record(commands: _Commands) -> None:
     parser = _add(
         commands,
         "record",
-        "schedules:run_record",
-        "record a schedule from vLLM's own scheduler (needs vllm)",
+        "checkout:run_record",
+        "record a schedule from vLLM's own scheduler (source checkout, needs vllm)",
     )
-    parser.add_argument(
-        "scenario", choices=[scenario.name for scenario in SCENARIOS], help="what to record"
-    )
+    # Each scenario's recording ships under its name.
+    parser.add_argument("scenario", choices=list_recordings(), help="what to record")
     parser.add_argument("file", type=Path, help="schedule file to write (.npz.xz)")
 
 
@@ -196,7 +194,7 @@ def _add_bench(commands: _Commands) -> None:
     parser = _add(
         commands,
         "bench",
-        "bench:run_bench",
+        "checkout:run_bench",
         "time every host path and CPU operation (source checkout)",
     )
     parser.add_argument("--select", help="only benchmarks whose name matches (pytest -k)")

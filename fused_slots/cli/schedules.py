@@ -1,4 +1,4 @@
-"""Commands on recorded schedules: demo, replay, check, record."""
+"""Commands on recorded schedules: demo, replay, check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from fused_slots.inspect.demo import DemoReport, run_demo
 from fused_slots.inspect.pictures import Film, require_matplotlib
 from fused_slots.recording.arrays import ScheduleError, ScheduleSizeError, UnknownRecordingError
 from fused_slots.recording.check import ScheduleCheck
-from fused_slots.recording.recorder import record
 from fused_slots.recording.replay import Replay
 from fused_slots.recording.schedule import Schedule, load_schedule
 from fused_slots.recording.shipped import list_recordings
@@ -99,22 +98,6 @@ def run_check(args: argparse.Namespace) -> Result:
     if count > MAX_FINDINGS:
         lines.append(f"... and {count - MAX_FINDINGS} more")
     return Result(Status.FINDING, document, "\n".join(lines))
-
-
-def run_record(args: argparse.Namespace) -> Result:
-    """Record one scenario."""
-    check_writable(args.file)
-    schedule = record(
-        args.scenario,
-        args.file,
-        lambda steps, total: with_progress(args, steps, total, args.scenario),
-    )
-    document: dict[str, Any] = {
-        "file": str(args.file),
-        "steps": len(schedule),
-        "metadata": dict(schedule.metadata),
-    }
-    return Result(Status.GOOD, document, f"{args.file}: {len(schedule)} steps of {args.scenario}")
 
 
 def _load(args: argparse.Namespace, recording: str) -> Schedule:

@@ -1,1 +1,1 @@
-"""Recorded schedules: their files, the scheduler they come from, one check, and their replay."""
+"""Recorded schedules: their files, one check, and their replay."""

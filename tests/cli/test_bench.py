@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fused_slots.cli import bench, main
+from bench import run_benchmarks
+from fused_slots.cli import checkout, main
 from tests.cli.calls import error_line, run_json
 
 
@@ -40,7 +41,7 @@ def test_bench_that_selects_nothing_is_wrong_use(
 @pytest.fixture(name="own_benchmarks")
 def _own_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A bench/ folder with one benchmark, which the test may write."""
-    monkeypatch.setattr(bench, "FOLDER", tmp_path / "bench")
+    monkeypatch.setattr(run_benchmarks, "FOLDER", tmp_path / "bench")
     (tmp_path / "bench").mkdir()
     return tmp_path / "bench" / "bench_own.py"
 
@@ -76,8 +77,21 @@ def test_bench_with_a_wrong_result_is_a_finding(
     assert "slots differ" in document["output"]
 
 
-def test_bench_outside_a_checkout_tells_how(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("argv", [["bench"], ["record", "preemption", "{tmp}/new.npz.xz"]])
+def test_what_needs_a_checkout_tells_how(
+    argv: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(bench, "FOLDER", tmp_path / "bench")
-    assert "make bench" in error_line(capsys, "bench")
+    monkeypatch.setattr(checkout, "FOLDER", tmp_path / "bench")
+    line = error_line(capsys, *(word.format(tmp=tmp_path) for word in argv))
+    assert f"{argv[0]}: expected a source checkout" in line
+    assert "make bench" in line
+
+
+def test_bench_without_its_runner_tells_how(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_benchmarks, "find_spec", lambda name: None)
+    assert "pip install pytest-benchmark" in error_line(capsys, "bench")

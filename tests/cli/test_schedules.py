@@ -203,7 +203,7 @@ def test_record_hands_over_and_reports(
         asked.append((scenario, path, list(watch([1, 2, 3], 3))))
         return schedule()
 
-    monkeypatch.setattr("fused_slots.cli.schedules.record", record)
+    monkeypatch.setattr("bench.recording.recorder.record", record)
     path = tmp_path / "new.npz.xz"
     assert main(["record", "preemption", str(path)]) == 0
     assert asked == [("preemption", path, [1, 2, 3])]

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.recording import recorder
+from bench.recording.recorder import find_scenario, record
+from bench.recording.scenarios import SCENARIOS, RecordingError
 from fused_slots.groups import SlotMappingMode
-from fused_slots.recording import recorder, shipped
+from fused_slots.recording import shipped
 from fused_slots.recording.check import ScheduleCheck
-from fused_slots.recording.recorder import find_scenario, record
-from fused_slots.recording.scenarios import SCENARIOS, RecordingError
 from fused_slots.recording.schedule import (
     Append,
     Schedule,
@@ -218,7 +219,7 @@ def test_recording_without_the_right_vllm_says_what_is_there(
 def test_looking_at_recordings_needs_no_vllm_and_no_triton() -> None:
     program = (
         "import sys\n"
-        "import fused_slots.recording.recorder\n"
+        "import bench.recording.recorder\n"
         "from fused_slots.recording.check import ScheduleCheck\n"
         "from fused_slots.recording.schedule import load_recording\n"
         "assert not list(ScheduleCheck(load_recording('preemption')))\n"

@@ -29,7 +29,7 @@ os.environ.update(
 import numpy as np
 import torch
 
-from fused_slots.recording.scenarios import Layers, Scenario
+from bench.recording.scenarios import Layers, Scenario
 from tests.releases.ascend_batch import Batch, is_state, stand_ins
 from tests.releases.ascend_calls import NotedTables
 

@@ -24,7 +24,7 @@ os.environ.update(
 
 import torch
 
-from fused_slots.recording.scenarios import Scenario
+from bench.recording.scenarios import Scenario
 from tests.releases.ascend_batch import stand_ins
 
 

@@ -33,7 +33,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from fused_slots.recording.scenarios import Layers, Scenario
+from bench.recording.scenarios import Layers, Scenario
 
 VOCAB_SIZE = 32000
 HEAD_SIZE = 128

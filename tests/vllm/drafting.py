@@ -17,8 +17,8 @@ from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected
 from vllm.v1.worker.gpu.pcp_manager import PCPManager
 from vllm.v1.worker.gpu.spec_decode import speculator as base
 
+from bench.recording.scheduler_loop import SchedulerLoop
 from fused_slots.recording.schedule import ScheduleStep
-from fused_slots.recording.scheduler_loop import SchedulerLoop
 from tests.vllm.kv_manager_truth import SlotOwners
 from tests.vllm.test_runner import SCENARIOS, Runner, _follow, dispatch
 from tests.vllm.twin import TwinTables

@@ -14,9 +14,9 @@ from vllm.v1.worker import gpu_input_batch
 from vllm.v1.worker.block_table import SlotMappingMode
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
 
-from fused_slots.recording.scenarios import Layers, Scenario
+from bench.recording.scenarios import Layers, Scenario
+from bench.recording.scheduler_loop import SchedulerLoop
 from fused_slots.recording.schedule import ScheduleStep
-from fused_slots.recording.scheduler_loop import SchedulerLoop
 from fused_slots.vllm.v1 import MultiGroupBlockTable
 from tests.vllm.kv_manager_truth import SlotOwners, check_slots
 from tests.vllm.test_runner import COMMON, SCENARIOS

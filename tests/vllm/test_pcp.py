@@ -10,8 +10,8 @@ import torch
 import vllm.v1.worker.gpu.model_runner as model_runner
 from vllm.v1.worker.gpu.pcp_manager import PCPManager
 
+from bench.recording.scheduler_loop import SchedulerLoop
 from fused_slots import PAD_SLOT_ID
-from fused_slots.recording.scheduler_loop import SchedulerLoop
 from tests.vllm.kv_manager_truth import SlotOwners, check_slots
 from tests.vllm.test_runner import HYBRID, SCENARIOS, Runner, _follow, dispatch
 from tests.vllm.twin import TwinTables

@@ -22,10 +22,10 @@ from vllm.v1.worker.gpu.input_batch import get_num_sampled_and_rejected, post_up
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner, sort_batch_req_ids
 from vllm.v1.worker.gpu.states import RequestState
 
-from fused_slots.recording.recorder import find_scenario, record
-from fused_slots.recording.scenarios import SCENARIOS, RecordingError, Scenario
+from bench.recording.recorder import find_scenario, record
+from bench.recording.scenarios import SCENARIOS, RecordingError, Scenario
+from bench.recording.scheduler_loop import SchedulerLoop, batch_order
 from fused_slots.recording.schedule import Append, load_recording
-from fused_slots.recording.scheduler_loop import SchedulerLoop, batch_order
 
 NUM_STEPS = 120  # with the real runner, whose kernels run in Triton's interpreter
 BY_NAME = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

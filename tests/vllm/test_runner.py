@@ -18,10 +18,10 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 
+from bench.recording.scenarios import Layers, Scenario
+from bench.recording.scheduler_loop import SchedulerLoop
 from fused_slots import PAD_SLOT_ID
-from fused_slots.recording.scenarios import Layers, Scenario
 from fused_slots.recording.schedule import ScheduleStep
-from fused_slots.recording.scheduler_loop import SchedulerLoop
 from fused_slots.vllm.config import groups_from_kv_cache_config
 from fused_slots.vllm.v2 import FusedBlockTables
 from tests.vllm.kv_manager_truth import SlotOwners, check_slots

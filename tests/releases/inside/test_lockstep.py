@@ -12,8 +12,8 @@ import pytest
 import torch
 from vllm.v1.worker.gpu import model_runner
 
+from bench.recording.scenarios import Layers, Scenario
 from fused_slots import PAD_SLOT_ID, kernel_block_ids
-from fused_slots.recording.scenarios import Layers, Scenario
 from fused_slots.vllm.config import SPEC_KINDS
 from fused_slots.vllm.releases.vllm import STATE
 from tests.releases.scheduling import Loop, Scheduled

@@ -43,8 +43,8 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from bench.recording.scenarios import Layers, Scenario
 from fused_slots.groups import KVCacheGroup
-from fused_slots.recording.scenarios import Layers, Scenario
 from fused_slots.vllm.config import groups_from_kv_cache_config
 
 _VOCAB_SIZE = 32000

@@ -16,9 +16,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from fused_slots.recording.scenarios import RecordingError, Scenario
+from bench.recording.scenarios import RecordingError, Scenario
+from bench.recording.scheduler_model import Traffic, build_scheduler, groups_of
 from fused_slots.recording.schedule import Append, ScheduleStep
-from fused_slots.recording.scheduler_model import Traffic, build_scheduler, groups_of
 
 _ACCEPTANCE = 0.6
 _MAX_IDLE = 100

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
+from bench.recording.scenarios import SCENARIOS, RecordingError, Scenario
 from fused_slots.recording.check import ScheduleCheck
-from fused_slots.recording.scenarios import SCENARIOS, RecordingError, Scenario
 from fused_slots.recording.schedule import Schedule, ScheduleStep
 
 VLLM_VERSION = "0.33.0"
@@ -86,7 +86,7 @@ def record(
     require_vllm()
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    from fused_slots.recording.scheduler_loop import SchedulerLoop
+    from bench.recording.scheduler_loop import SchedulerLoop
 
     loop = SchedulerLoop(scenario)
     steps = list(watch(loop.run(), scenario.num_steps))
