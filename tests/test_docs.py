@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fused_slots import env
+import fused_slots
+from fused_slots import BlockTableError, FaultCode, env
 from fused_slots.cli import build_parser
+from fused_slots.cli.diagnosis import MISSING, package_problems
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#]+)(?:#[^)]*)?\)")
@@ -51,7 +53,7 @@ def test_readme_has_an_executed_example() -> None:
     assert blocks(ROOT / "README.md", "python")
 
 
-def test_readme_lists_every_environment_variable() -> None:
+def test_settings_list_every_environment_variable() -> None:
     rows = [
         "| `{}` | {} | {} |".format(
             variable.name,
@@ -67,10 +69,33 @@ def test_readme_lists_every_environment_variable() -> None:
         for variable in env.VARIABLES
     ]
     table = "\n".join(["| variable | values (default first) | meaning |", "|---|---|---|", *rows])
-    assert f"{table}\n\n" in (ROOT / "README.md").read_text(), f"the table must be\n{table}"
+    page = (ROOT / "docs" / "settings.md").read_text()
+    assert f"{table}\n" in page, f"the table must be\n{table}"
 
 
 def test_every_environment_variable_of_the_sources_is_in_the_table() -> None:
     sources = [path.read_text() for path in (ROOT / "fused_slots").rglob("*.py")]
     used = {name for text in sources for name in re.findall(r"FUSED_SLOTS_[A-Z_]*[A-Z]", text)}
     assert used == {variable.name for variable in env.VARIABLES}
+
+
+def test_troubleshooting_has_every_error_fault_and_problem_of_the_doctor() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    for name in fused_slots.__all__:
+        error = getattr(fused_slots, name)
+        if isinstance(error, type) and issubclass(error, BlockTableError):
+            assert f"`{name}`" in page, name
+    for code in FaultCode:
+        assert f"| {code.name.lower().replace('_', ' ')} |" in page, code
+    installed = dict.fromkeys(("triton", "triton-ascend", "torch-npu", "vllm"), MISSING)
+    problems = [
+        *package_problems({**installed, "triton": "3.6.0", "triton-ascend": "3.2.0",
+                           "numpy": "2.4.0"}, True),
+        *package_problems({**installed, "torch-npu": "2.10.0", "numpy": "2.3.0"}, True),
+    ]  # fmt: skip
+    assert len(problems) == 4
+    for problem in problems:
+        assert any(
+            all(part in problem for part in known.split(" ... "))
+            for known in re.findall(r"^\| `(.*?)` \|", page, re.MULTILINE)
+        ), problem
