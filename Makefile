@@ -21,12 +21,14 @@ MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 
 .PHONY: public-kernels help demo test test-main test-interpreted test-sanitizers \
 	test-wheel test-ascend test-vllm docs test-docs \
-	test-releases forget-coverage coverage lint bench bench-compare verify-long clean
+	test-releases forget-coverage coverage lint bench bench-compare verify-long clean \
+	parts check check-main check-interpreted
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo         replay a recorded schedule, check every slot, draw the block tables'
 	@echo 'make test         all tests, on the source tree and on the built wheel'
+	@echo 'make check        the quick part of them, with lint: under three minutes'
 	@echo 'make bench        benchmarks of the host paths; JSON under bench/results/'
 	@echo 'make bench-compare  the same again, beside the run before'
 	@echo 'make verify-long  the long verification runs (hours)'
@@ -40,7 +42,28 @@ demo: $(ENV)
 PARTS := forget-coverage test-main test-docs test-interpreted test-sanitizers test-triton test-wheel \
 	$(EXTRA_TESTS) check-pythons coverage
 
-test: $(PARTS)
+test:
+	+@.ci/parts $(PARTS)
+
+# Something of every subsystem, chosen by what it takes.
+check:
+	+@.ci/parts lint check-main check-interpreted
+
+CHECKED := $(addprefix tests/,backends inspect kernels/test_entries.py kernels/test_launch_order.py \
+	$(addprefix test_,arguments.py block_tables.py context_parallel.py docs.py \
+	env.py groups.py host_halves.py imports.py layout.py numeric_edges.py pools.py reference.py \
+	request_slots.py row_writes.py rows.py torch_defaults.py vllm_ascend_v1.py vllm_config.py \
+	vllm_plugin.py vllm_v1.py vllm_v2.py) $(addprefix cli/test_,doctor.py explain.py progress.py \
+	schedules.py) $(addprefix recording/test_,check.py replay.py schedule.py))
+check-main: $(ENV)
+	$(RUN) -m pytest $(CHECKED) \
+		'tests/kernels/test_compile.py::test_no_variant_needs_more_than_is_recorded[sm_90-everything]' \
+		$(TWO) $(PYTEST_ARGS)
+
+check-interpreted: $(ENV)
+	TRITON_INTERPRET=1 $(RUN) -m pytest -n 2 $(PYTEST_ARGS) \
+		$(addprefix tests/kernels/interpreted/test_,captured_step.py launch_on_nothing.py \
+		gather_with_writes.py ascend_forms.py row_writes.py)
 
 # What `.ci/run` runs, part by part.
 parts:
