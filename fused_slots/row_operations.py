@@ -38,10 +38,9 @@ class RowOperations(BaseTables):
         """
         if self._waiting:
             self._carry_out()
-        redirect = self.redirect_writes_to_null_block
-        if redirect:
+        if self.redirect_writes_to_null_block:
             new_block_ids = null_ids(new_block_ids)
-        self._rows.stage(req_index, new_block_ids, overwrite, redirect)
+        self._rows.stage(req_index, new_block_ids, overwrite)
 
     def resize_pools(self, num_blocks: int | Sequence[int | None] | None) -> None:
         """Tell the sizes of the pools anew; appended ids are checked against them from now on.
@@ -106,10 +105,9 @@ class RowOperations(BaseTables):
         """
         if self._waiting:
             self._carry_out()
-        redirect = self.redirect_writes_to_null_block
-        if redirect:
+        if self.redirect_writes_to_null_block:
             new_block_ids = null_ids(new_block_ids)
-        self._rows.write(req_index, first_blocks, new_block_ids, redirect)
+        self._rows.write(req_index, first_blocks, new_block_ids)
 
     def apply_staged_writes(self) -> None:
         """Make the staged writes visible on the device: one launch, none if nothing is staged.

@@ -40,9 +40,9 @@ class Verdict:
 
 
 def copy_sources(folder: Path) -> None:
-    """The package, the tests and the project file, without compiled files."""
+    """The package, the tests and what they use, without compiled files."""
     ignore = shutil.ignore_patterns("__pycache__", ".*")
-    for name in ("fused_slots", "tests"):
+    for name in ("fused_slots", "tests", "bench"):
         shutil.copytree(ROOT / name, folder / name, ignore=ignore)
     shutil.copy(ROOT / "pyproject.toml", folder)
 

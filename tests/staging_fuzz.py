@@ -55,19 +55,6 @@ class Meddling(list[int]):
         return super().__iter__()
 
 
-class Truth:
-    """A truth value that makes another call, or has none."""
-
-    def __init__(self, value: bool | None, call: Callable[[], object]) -> None:
-        self.value, self.call = value, call
-
-    def __bool__(self) -> bool:
-        self.call()
-        if self.value is None:
-            raise ValueError("neither true nor false")
-        return self.value
-
-
 class Index(int):
     """An int of another type."""
 
@@ -117,18 +104,16 @@ class Fuzz:
             return lambda half: half.clear()
         if kind == "forget":
             return lambda half: half.forget_device()
-        lists, redirect = self._lists(), self._redirect()
-        firsts, overwrite = self._firsts(), self._overwrite()
+        lists, firsts, overwrite = self._lists(), self._firsts(), self._overwrite()
 
         def call(half: HostRows) -> Any:
             def again() -> object:
                 return inner(half)
 
             given = [self._meddling(ids, again) for ids in lists] if lists is not None else lists
-            truth = Truth(redirect, again) if redirect in (None, True) else redirect
             if kind == "stage":
-                return half.stage(row, given, overwrite, truth)  # type: ignore[arg-type]
-            return half.write(row, firsts, given, truth)  # type: ignore[arg-type]
+                return half.stage(row, given, overwrite)  # type: ignore[arg-type]
+            return half.write(row, firsts, given)  # type: ignore[arg-type]
 
         return call
 
@@ -137,8 +122,8 @@ class Fuzz:
         rng, row = self.rng, self.rng.randrange(NUM_ROWS)
         ids: list[list[int]] = [[rng.randrange(9)] * rng.randrange(3), [], [rng.randrange(9)]]
         calls: list[Callable[[HostRows], object]] = [
-            lambda half: half.stage(row, ids, True, False),
-            lambda half: half.stage(row, [[1], [], []], False, False),
+            lambda half: half.stage(row, ids, True),
+            lambda half: half.stage(row, [[1], [], []], False),
             lambda half: half.clear(),
             lambda half: half.clear_row(row),
             lambda half: half.pack(np.empty(half.packet_size, np.int32)),
@@ -197,9 +182,6 @@ class Fuzz:
         odd = self.rng.random() < 0.05
         return self.rng.choice((np.True_, 1, None)) if odd else self.rng.random() < 0.5
 
-    def _redirect(self) -> Any:
-        return self.rng.choice((False,) * 8 + (True, None))
-
     def _meddling(self, ids: Any, call: Callable[[], object]) -> Any:
         """Every seventh list or so meddles, the same ones for both halves."""
         if isinstance(ids, list) and len(ids) % 2 and sum(map(id_of, ids)) % 7 == 3:
@@ -230,8 +212,8 @@ def build_and_drop(rng: Random) -> None:
             native: Any = self.native  # type: ignore[attr-defined]
             native.clear()
             for call, arguments in (
-                (native.stage, (0, [[1], [1]], True, False)),
-                (native.write, (0, [0, 0], [[1], [1]], False)),
+                (native.stage, (0, [[1], [1]], True)),
+                (native.write, (0, [0, 0], [[1], [1]])),
                 (native.clear_row, (0,)),
             ):
                 try:

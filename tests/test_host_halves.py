@@ -99,7 +99,6 @@ stages = st.tuples(
     st.one_of(row, row, row.map(np.int64), st.sampled_from((-1, ROWS, 2**70, True, None, 1.0))),
     st.one_of(lists, lists, odd_lists),
     st.one_of(st.booleans(), st.booleans(), st.sampled_from((np.True_, 0, None))),
-    st.booleans(),
 )
 first_blocks = st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 1))
 odd_first = st.sampled_from(
@@ -111,7 +110,6 @@ writes = st.tuples(
     any_row,
     st.one_of(first_blocks, first_blocks, first_blocks.map(np.array), odd_first),
     st.one_of(lists, lists, odd_lists),
-    st.booleans(),
 )
 calls = st.one_of(
     stages,
@@ -183,7 +181,7 @@ def test_voided_runs_leave_the_others_as_they_were_when_memory_grows() -> None:
     for step in range(400):
         # Rows 0 to 2 are started anew again and again, row 3 keeps its first blocks.
         row, fresh = (3, step < 40) if step % 10 == 0 else (step % 3, step % 7 < 3)
-        call = ("stage", row, [[step % 30], [step % 5] * (step % 2), []], fresh, False)
+        call = ("stage", row, [[step % 30], [step % 5] * (step % 2), []], fresh)
         assert outcome(native, call) == outcome(python, call)
         assert state(native) == state(python)
 
@@ -191,11 +189,11 @@ def test_voided_runs_leave_the_others_as_they_were_when_memory_grows() -> None:
 @pytest.mark.parametrize("half", HALVES)
 def test_a_packet_is_laid_out_as_documented(half: str) -> None:
     staged = make_rows(half)
-    staged.stage(2, [[7], [4], []], True, False)
+    staged.stage(2, [[7], [4], []], True)
     staged.clear()
-    staged.stage(2, [[8, 9], [], []], False, False)
-    staged.stage(0, [[1], [], [2]], True, False)
-    staged.stage(2, [[5], [3], []], False, False)
+    staged.stage(2, [[8, 9], [], []], False)
+    staged.stage(0, [[1], [], [2]], True)
+    staged.stage(2, [[5], [3], []], False)
     packet = np.empty(staged.packet_size, dtype=np.int32)
     assert staged.pack(packet) == 3
     row_records, lines, records, ids = np.split(packet, [ROWS, ROWS + 4, ROWS + 4 + 18])
@@ -211,37 +209,37 @@ def test_a_packet_is_laid_out_as_documented(half: str) -> None:
 @pytest.mark.parametrize("half", HALVES)
 def test_a_row_written_from_a_block_on_has_the_columns_behind_that_block(half: str) -> None:
     staged = make_rows(half)
-    staged.stage(1, [[1, 2, 3], [4, 5], [6]], True, False)
+    staged.stage(1, [[1, 2, 3], [4, 5], [6]], True)
     staged.clear()
     assert staged.collect().generations.tolist() == []
-    staged.write(1, [3, 2, 1], [[], [], []], False)
+    staged.write(1, [3, 2, 1], [[], [], []])
     assert not staged.pending  # nothing has changed
-    staged.write(1, [3, 2, 1], [[9], [], []], False)
+    staged.write(1, [3, 2, 1], [[9], [], []])
     writes = staged.collect()
     assert (writes.starts.tolist(), writes.generations.tolist()) == ([[3, 4, 3]], [1])
-    staged.write(1, [2, 1, 1], [[7, 8], [], []], False)
+    staged.write(1, [2, 1, 1], [[7, 8], [], []])
     writes = staged.collect()
     assert writes.generations.tolist() == [2]  # columns below its old end are others now
     assert writes.filled.tolist() == [[4, 2, 3]]
     assert writes.starts.tolist() == [[2, 2, 3]]
     assert writes.column_ids.tolist() == [7, 8]
-    staged.stage(1, [[], [3], []], False, False)
-    staged.write(1, [3, 2, 0], [[], [1], [2]], False)
+    staged.stage(1, [[], [3], []], False)
+    staged.write(1, [3, 2, 0], [[], [1], [2]])
     writes = staged.collect()
     assert writes.starts.tolist() == [[2, 2, 0]]
     assert writes.column_ids.tolist() == [7, 6, 7, 2, 3, 6, 7, 8]
-    staged.write(1, [0, 0, 0], [[], [2], []], True)
+    staged.write(1, [0, 0, 0], [[], [0], []])
     assert staged.collect().column_ids.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("half", HALVES)
 def test_a_row_given_back_is_empty_and_its_state_cells_become_zero(half: str) -> None:
     staged = make_rows(half)
-    staged.stage(1, [[1, 2, 3], [4, 5], [6, 7]], True, False)
+    staged.stage(1, [[1, 2, 3], [4, 5], [6, 7]], True)
     staged.clear()
-    staged.stage(1, [[1], [4], [6]], True, False)
+    staged.stage(1, [[1], [4], [6]], True)
     staged.clear()
-    staged.stage(2, [[1], [], []], True, False)
+    staged.stage(2, [[1], [], []], True)
     staged.clear_row(1)
     for _ in range(2):  # what was packed and not applied is packed again
         writes = staged.collect()
@@ -260,7 +258,7 @@ def test_a_row_given_back_is_empty_and_its_state_cells_become_zero(half: str) ->
     staged.forget_device()
     staged.clear_row(1)
     assert staged.collect().starts.tolist() == [[0, 0, -6]]
-    staged.stage(1, [[], [], [2]], False, False)  # live again before it was applied
+    staged.stage(1, [[], [], [2]], False)  # live again before it was applied
     assert staged.collect().column_ids.tolist() == [6, 7, 8]
 
 
@@ -268,7 +266,7 @@ def test_a_row_given_back_is_empty_and_its_state_cells_become_zero(half: str) ->
 def test_a_row_given_back_staged_and_shortened_is_written_no_further_than_staged(half: str) -> None:
     staged = make_rows(half)
     staged.clear_row(0)
-    staged.stage(0, [[], [], [4, 5]], False, False)
+    staged.stage(0, [[], [], [4, 5]], False)
     staged.num_columns[2, 0] = 0  # by a caller, not here
     packet = np.full(staged.packet_size, -9, dtype=np.int32)
     assert staged.pack(packet) == 6
@@ -303,7 +301,7 @@ def test_garbage_that_calls_the_native_half_finds_no_rows() -> None:
 
     plain = Plain()
     plain.native = rows.NativeStaging(*native_arguments(plain=plain))  # type: ignore[attr-defined]
-    plain.native.stage(1, [[1], [1]], True, False)  # type: ignore[attr-defined]
+    plain.native.stage(1, [[1], [1]], True)  # type: ignore[attr-defined]
     del plain
     gc.collect()
     assert heard == [(False, [], 0)]
@@ -312,7 +310,7 @@ def test_garbage_that_calls_the_native_half_finds_no_rows() -> None:
 @pytest.mark.parametrize("half", HALVES)
 def test_a_packet_too_small_is_refused(half: str) -> None:
     staged = make_rows(half)
-    staged.stage(1, [[7], [4], []], True, False)
+    staged.stage(1, [[7], [4], []], True)
     with pytest.raises(ValueError, match="the packet is too small"):
         staged.pack(np.empty(staged.packet_size - 1, dtype=np.int32))
 
@@ -320,9 +318,9 @@ def test_a_packet_too_small_is_refused(half: str) -> None:
 @pytest.mark.parametrize("half", HALVES)
 def test_no_groups_stage_rows_all_the_same(half: str) -> None:
     staged = make_rows(half, num_groups=0)
-    staged.stage(1, [], False, False)
+    staged.stage(1, [], False)
     assert not staged.pending
-    staged.stage(1, (), True, False)
+    staged.stage(1, (), True)
     assert staged.staged_rows == {1}
     assert staged.collect().generations.tolist() == [1]
 
@@ -330,7 +328,7 @@ def test_no_groups_stage_rows_all_the_same(half: str) -> None:
 @needs_native
 def test_what_is_no_buffer_of_int32_is_refused() -> None:
     native = make_rows("native")
-    native.stage(1, [[7], [4], []], True, False)
+    native.stage(1, [[7], [4], []], True)
     memory = np.zeros(4 * native.packet_size + 4, dtype=np.int8)
     with pytest.raises(ValueError, match="not aligned"):
         native.pack(memory[1:])
@@ -358,7 +356,7 @@ def test_a_packet_in_the_memory_that_it_is_made_of_is_refused(name: str) -> None
     shape = memory[name].shape
     memory[name] = around[100 : 100 + memory[name].size].reshape(shape)
     native = rows.NativeStaging(*native_arguments(**memory))
-    native.stage(1, [[1], [1]], True, False)
+    native.stage(1, [[1], [1]], True)
     native.clear()
     native.clear_row(1)
     first, last = 100, 100 + memory[name].size
@@ -375,11 +373,11 @@ def test_a_packet_in_the_memory_that_it_is_made_of_is_refused(name: str) -> None
 @pytest.mark.parametrize("call", ["stage", "write", "clear_row"])
 def test_a_generation_wraps_whatever_warnings_do(half: str, call: str) -> None:
     staged = make_rows(half)
-    staged.stage(1, [[1], [], []], False, False)
+    staged.stage(1, [[1], [], []], False)
     staged.generations[1] = 2**31 - 1
     arguments = {
-        "stage": (1, [[2], [], []], True, False),
-        "write": (1, [0, 0, 0], [[2], [], []], False),
+        "stage": (1, [[2], [], []], True),
+        "write": (1, [0, 0, 0], [[2], [], []]),
         "clear_row": (1,),
     }
     with warnings.catch_warnings():
@@ -427,24 +425,14 @@ def test_a_plain_form_that_is_none_is_not_staged() -> None:
     for answer in (None, (0, [[1]], True), (0, [[1], ["a"]], True), (0, [[1], [1]])):
         native = rows.NativeStaging(*native_arguments(plain=lambda *_, answer=answer: answer))
         with pytest.raises(RuntimeError, match="not accepted"):
-            native.stage(0, None, True, False)  # type: ignore[arg-type]
+            native.stage(0, None, True)  # type: ignore[arg-type]
         assert not native.pending
 
 
-@pytest.mark.parametrize("half", HALVES)
-def test_a_redirection_without_truth_is_an_error_before_anything_is_staged(half: str) -> None:
-    staged = make_rows(half)
-    staged.stage(0, [[7], [], []], True, False)
-    before = state(staged)
-    with pytest.raises(ValueError, match="ambiguous"):
-        staged.stage(0, [[1], [], []], True, np.zeros(2))  # type: ignore[arg-type]
-    assert state(staged) == before
-
-
 @needs_native
-def test_the_native_half_takes_four_arguments() -> None:
-    with pytest.raises(TypeError, match="4 arguments, got 3"):
-        make_rows("native").stage(0, [[1], [], []], True)  # type: ignore[call-arg]
+def test_the_native_half_takes_three_arguments() -> None:
+    with pytest.raises(TypeError, match="3 arguments, got 2"):
+        make_rows("native").stage(0, [[1], [], []])  # type: ignore[call-arg]
 
 
 class Meddling(list[int]):
@@ -462,15 +450,15 @@ class Meddling(list[int]):
 @pytest.mark.parametrize("half", HALVES)
 def test_a_call_within_a_call_comes_first_and_leaves_the_other_whole(half: str) -> None:
     staged, expected = make_rows(half), make_rows(half)
-    ids = Meddling([3], lambda: staged.stage(1, [[9], [], []], False, False))
-    staged.stage(1, [[1], ids, []], False, False)
+    ids = Meddling([3], lambda: staged.stage(1, [[9], [], []], False))
+    staged.stage(1, [[1], ids, []], False)
     for each in ([[9], [], []], [[9], [], []], [[1], [3], []]):  # they are read twice
-        expected.stage(1, each, False, False)
+        expected.stage(1, each, False)
     assert state(staged) == state(expected)
     cleared = Meddling([4], staged.clear)
-    staged.stage(2, [[], cleared, []], True, False)
+    staged.stage(2, [[], cleared, []], True)
     expected.clear()
-    expected.stage(2, [[], [4], []], True, False)
+    expected.stage(2, [[], [4], []], True)
     assert state(staged) == state(expected)
 
 
@@ -478,13 +466,13 @@ def test_a_call_within_a_call_comes_first_and_leaves_the_other_whole(half: str) 
 def test_a_call_within_a_call_that_takes_its_room_leaves_nothing_of_it(half: str) -> None:
     staged, expected = make_rows(half), make_rows(half)
     full = [[1] * 6, [], []]
-    ids = Meddling([3], lambda: staged.stage(1, full, True, False))
+    ids = Meddling([3], lambda: staged.stage(1, full, True))
     for each in (staged, expected):
-        each.stage(0, [[2], [2], [2]], True, False)
+        each.stage(0, [[2], [2], [2]], True)
     with pytest.raises(RuntimeError, match="not accepted"):
-        staged.stage(1, [[1], ids, []], False, False)
-    expected.stage(1, full, True, False)
-    expected.stage(1, full, True, False)
+        staged.stage(1, [[1], ids, []], False)
+    expected.stage(1, full, True)
+    expected.stage(1, full, True)
     assert state(staged) == state(expected)
 
 
@@ -492,11 +480,11 @@ def test_a_call_within_a_call_that_takes_its_room_leaves_nothing_of_it(half: str
 def test_more_columns_than_offsets_reach_are_refused() -> None:
     limits = np.array([[2**20, 2**31 - 1, 9, 0], [2**20, 2**31 - 1, 9, 1]])
     native = rows.NativeStaging(*native_arguments(limits=limits))
-    native.stage(0, [[0] * 2047, [0]], False, False)
+    native.stage(0, [[0] * 2047, [0]], False)
     packet = np.empty(64, dtype=np.int32)
     with pytest.raises(OverflowError, match="int32 offsets"):
         native.pack(packet)
-    native.stage(0, [[], [0]], True, False)
+    native.stage(0, [[], [0]], True)
     assert native.packet_size == ROWS + 8 + 2**20
     with pytest.raises(ValueError, match="too small"):
         native.pack(packet)
@@ -513,13 +501,13 @@ def test_many_steps_keep_no_reference_and_no_memory() -> None:
     def steps(count: int) -> None:
         for step in range(count):
             row = 300 + step % 64  # nor are these
-            staged.stage(row, plain_ids, True, False)
-            staged.stage(row, plain_ids, step % 3 == 0, False)
+            staged.stage(row, plain_ids, True)
+            staged.stage(row, plain_ids, step % 3 == 0)
             if step % 20 == 0:
-                staged.stage(row, array_ids, True, False)
+                staged.stage(row, array_ids, True)
                 assert staged.staged_rows
                 with pytest.raises(BlockTableError):
-                    staged.stage(row, lists, False, False)
+                    staged.stage(row, lists, False)
             if step % 5 == 0:
                 staged.pack(packet)
                 staged.clear()
@@ -555,7 +543,7 @@ def test_the_native_half_is_traced_and_freed() -> None:
                 limits=np.array([[1, 2**31 - 1, 9, 0]]),
             )
         )
-        staged.stage(0, [[5] * 100_000], False, False)
+        staged.stage(0, [[5] * 100_000], False)
         during, _ = tracemalloc.get_traced_memory()
         assert during - before > 400_000
         del staged
@@ -564,7 +552,7 @@ def test_the_native_half_is_traced_and_freed() -> None:
         arguments = native_arguments()
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(2_000):
-            rows.NativeStaging(*arguments).stage(0, [[1], [1]], True, False)
+            rows.NativeStaging(*arguments).stage(0, [[1], [1]], True)
         after, _ = tracemalloc.get_traced_memory()
         assert after - before < 4096
     finally:
@@ -575,9 +563,9 @@ def test_the_native_half_is_traced_and_freed() -> None:
 def test_a_row_overwritten_without_end_keeps_its_memory(half: str) -> None:
     """Void runs are dropped, also when nobody applies them."""
     staged = make_rows(half)
-    staged.stage(3, [[1], [2], [3]], True, False)
+    staged.stage(3, [[1], [2], [3]], True)
     for step in range(3_000):
-        staged.stage(0, [[step % 30, 1], [step % 9], [7]], True, False)
+        staged.stage(0, [[step % 30, 1], [step % 9], [7]], True)
         if step == 100:
             tracemalloc.start()
             before, _ = tracemalloc.get_traced_memory()
@@ -600,7 +588,7 @@ def test_the_native_half_holds_nothing_when_it_is_gone() -> None:
     held_lengths, held_type = sys.getrefcount(lengths), sys.getrefcount(rows.NativeStaging)
     for _ in range(50):
         native = rows.NativeStaging(*native_arguments(plain=plain, lengths=lengths))
-        native.stage(0, None, 1, 0)  # type: ignore[arg-type]
+        native.stage(0, None, 1)  # type: ignore[arg-type]
         del native
         with pytest.raises(ValueError, match="do not agree"):
             rows.NativeStaging(

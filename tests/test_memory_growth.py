@@ -113,7 +113,7 @@ def packets_of(ring: PinnedRing, layout: TableLayout, rng: Random) -> Iterator[N
     while True:
         for row in rng.sample(range(layout.max_num_reqs), rng.randint(1, 8)):
             ids = [*range(1, rng.randint(1, 8) + 1)]
-            rows.stage(row, [ids, ids], True, False)
+            rows.stage(row, [ids, ids], True)
         ring.upload(rows.packet_size, rows.pack)
         rows.clear()
         ring.mark_used()

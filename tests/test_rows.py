@@ -83,7 +83,6 @@ calls = st.lists(
             st.integers(0, MAX_NUM_REQS - 1),
             st.tuples(*(st.lists(st.integers(0, 19), max_size=3) for _ in GROUPS)),
             st.booleans(),
-            st.booleans(),
         ),
     ),
     max_size=30,
@@ -92,7 +91,7 @@ calls = st.lists(
 
 @given(calls)
 def test_any_order_of_appends_overwrites_and_applies(
-    sequence: list[tuple[int, tuple[list[int], ...], bool, bool] | None],
+    sequence: list[tuple[int, tuple[list[int], ...], bool] | None],
 ) -> None:
     rows = host_rows()
     device = Device(rows)
@@ -105,17 +104,17 @@ def test_any_order_of_appends_overwrites_and_applies(
                 for row in range(MAX_NUM_REQS):
                     assert device.row(g, row) == truth[g][row]
             continue
-        row, ids, overwrite, redirect = call
+        row, ids, overwrite = call
         kept = [[] if overwrite else truth[g][row] for g in range(len(GROUPS))]
-        new = [columns(g, [0] * len(ids[g]) if redirect else ids[g]) for g in range(len(GROUPS))]
+        new = [columns(g, ids[g]) for g in range(len(GROUPS))]
         fits = all(len(kept[g]) + len(new[g]) <= WIDTHS[g] for g in range(len(GROUPS)))
         if fits:
-            rows.stage(row, ids, overwrite, redirect)
+            rows.stage(row, ids, overwrite)
             for g in range(len(GROUPS)):
                 truth[g][row] = kept[g] + new[g]
         else:
             with pytest.raises(RowCapacityError):
-                rows.stage(row, ids, overwrite, redirect)
+                rows.stage(row, ids, overwrite)
         lengths = [[len(row_ids) for row_ids in group_rows] for group_rows in truth]
         assert rows.num_columns.tolist() == lengths
 
@@ -142,7 +141,7 @@ def test_any_bad_id_is_refused_whole(
     g: int, good: list[int], bad: object, container: type, overwrite: bool
 ) -> None:
     rows = host_rows()
-    rows.stage(0, [[1], [1], [1]], True, False)
+    rows.stage(0, [[1], [1], [1]], True)
     is_in_range = isinstance(bad, int) and not isinstance(bad, bool)
     limit = LAYOUT.max_block_ids[g]
     if is_in_range and isinstance(bad, int) and 0 <= bad <= limit:
@@ -151,7 +150,7 @@ def test_any_bad_id_is_refused_whole(
     ids: list[object] = [[2], [2], [2]]
     ids[g] = container([*good, bad])
     with pytest.raises(BlockIdError) as raised:
-        rows.stage(0, ids, overwrite, False)  # type: ignore[arg-type]
+        rows.stage(0, ids, overwrite)  # type: ignore[arg-type]
     assert f"group {g}, entry {len(good)}" in raised.value.argument
     after = (rows.num_columns.tolist(), rows.collect().column_ids.tolist(), rows.largest_ids)
     assert before == after
@@ -160,7 +159,7 @@ def test_any_bad_id_is_refused_whole(
 def test_writes_stay_pending_until_cleared() -> None:
     rows = host_rows()
     assert not rows.pending
-    rows.stage(1, [[4], [], []], False, False)
+    rows.stage(1, [[4], [], []], False)
     assert rows.pending
     assert rows.staged_rows == {1}
     first, second = rows.collect(), rows.collect()
@@ -173,12 +172,12 @@ def test_writes_stay_pending_until_cleared() -> None:
 
 def test_collected_writes_are_not_changed_by_later_ones() -> None:
     rows = host_rows()
-    rows.stage(1, [[4], [5], [6]], False, False)
+    rows.stage(1, [[4], [5], [6]], False)
     writes = rows.collect()
     kept = {name: values.copy() for name, values in vars(writes).items()}
     rows.clear()
-    rows.stage(1, [[7], [8], [9]], True, False)
-    rows.stage(2, [[7], [8], [9]], True, False)
+    rows.stage(1, [[7], [8], [9]], True)
+    rows.stage(2, [[7], [8], [9]], True)
     rows.collect()
     for name, values in vars(writes).items():
         assert np.array_equal(values, kept[name]), name
@@ -193,37 +192,35 @@ def test_nothing_staged_is_an_empty_record() -> None:
 
 def test_only_appends_of_something_and_overwrites_are_pending() -> None:
     rows = host_rows()
-    rows.stage(0, [[], [], []], False, False)
+    rows.stage(0, [[], [], []], False)
     assert not rows.pending
-    rows.stage(0, [[], [], []], True, False)
+    rows.stage(0, [[], [], []], True)
     assert rows.pending
 
 
 def test_largest_ids_follow_what_was_staged_and_not_what_was_refused() -> None:
     rows = host_rows()
-    rows.stage(0, [[7, 3], [2], []], True, False)
+    rows.stage(0, [[7, 3], [2], []], True)
     assert rows.largest_ids == [7, 2, 0]
     with pytest.raises(BlockTableError):
-        rows.stage(0, [[9], [9], [20]], True, False)
-    assert rows.largest_ids == [7, 2, 0]
-    rows.stage(0, [[30], [30], [19]], True, True)
+        rows.stage(0, [[9], [9], [20]], True)
     assert rows.largest_ids == [7, 2, 0]
 
 
 def test_ids_are_copied_when_they_are_staged() -> None:
     rows = host_rows()
     ids = [[4], array("i", [5]), np.array([6])]
-    rows.stage(0, ids, True, False)
+    rows.stage(0, ids, True)
     ids[0][0], ids[1][0], ids[2][0] = 9, 9, 9
     assert rows.collect().column_ids.tolist() == [4, 10, 11, 18, 19, 20]
 
 
 def test_a_row_is_full_at_exactly_its_width() -> None:
     rows = host_rows()
-    rows.stage(0, [range(6), range(3), range(2)], False, False)
+    rows.stage(0, [range(6), range(3), range(2)], False)
     assert rows.num_columns[:, 0].tolist() == [6, 6, 6]
     for g in range(3):
         ids = [[1] if other == g else [] for other in range(3)]
         with pytest.raises(RowCapacityError, match=rf"group {g}.* > 6 \(6 filled"):
-            rows.stage(0, ids, False, False)
-    rows.stage(0, [range(6), range(3), range(2)], True, False)
+            rows.stage(0, ids, False)
+    rows.stage(0, [range(6), range(3), range(2)], True)

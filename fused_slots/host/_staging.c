@@ -189,7 +189,7 @@ plain_int(PyObject *value, int64_t maximum)
 
 /* Copy one group's ids behind those staged; 0: one of them is no id of the group. */
 static int
-copy_ids(Staging *self, PyObject *group_ids, Py_ssize_t g, int redirect, Py_ssize_t at)
+copy_ids(Staging *self, PyObject *group_ids, Py_ssize_t g, Py_ssize_t at)
 {
     int64_t maximum = self->groups[g].max_block_id;
     int32_t largest = 0, *ids = self->ids + at;
@@ -199,7 +199,7 @@ copy_ids(Staging *self, PyObject *group_ids, Py_ssize_t g, int redirect, Py_ssiz
         if (block_id < 0) {
             return 0;
         }
-        ids[i] = redirect ? 0 : (int32_t)block_id;
+        ids[i] = (int32_t)block_id;
         largest = ids[i] > largest ? ids[i] : largest;
     }
     self->largest_of_call[g] = largest;
@@ -209,8 +209,7 @@ copy_ids(Staging *self, PyObject *group_ids, Py_ssize_t g, int redirect, Py_ssiz
 /* Copy all groups' ids behind those staged, for rows that go on at these columns (NULL: at 0);
    `*end` is behind the last. 1: copied; 0: not in plain form, or wrong; -1: an exception. */
 static int
-copy_all_ids(Staging *self, const int32_t *begins, PyObject *new_block_ids, int redirect,
-             Py_ssize_t *end)
+copy_all_ids(Staging *self, const int32_t *begins, PyObject *new_block_ids, Py_ssize_t *end)
 {
     Py_ssize_t num_pieces = 0, num_ids = 0;
     for (Py_ssize_t g = 0; g < self->num_groups; g++) {
@@ -232,7 +231,7 @@ copy_all_ids(Staging *self, const int32_t *begins, PyObject *new_block_ids, int 
     *end = self->num_ids;
     for (Py_ssize_t g = 0; g < self->num_groups; g++) {
         PyObject *group_ids = plain_item(new_block_ids, g);
-        if (!copy_ids(self, group_ids, g, redirect, *end)) {
+        if (!copy_ids(self, group_ids, g, *end)) {
             return 0;
         }
         *end += plain_length(group_ids);
@@ -270,8 +269,7 @@ append_pieces(Staging *self, Py_ssize_t row, PyObject *new_block_ids, Py_ssize_t
 
 /* 1: staged; 0: not in plain form, or wrong, nothing changed; -1: an exception, nothing changed. */
 static int
-try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObject *overwrite,
-             int redirect)
+try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObject *overwrite)
 {
     int64_t row = plain_int(req_index, (int64_t)self->max_num_reqs - 1);
     if (row < 0 || (overwrite != Py_True && overwrite != Py_False)
@@ -281,7 +279,7 @@ try_to_stage(Staging *self, PyObject *req_index, PyObject *new_block_ids, PyObje
     int anew = overwrite == Py_True;
     Py_ssize_t at;
     const int32_t *lengths = (int32_t *)self->lengths.buf + row * self->num_groups;
-    int copied = copy_all_ids(self, anew ? NULL : lengths, new_block_ids, redirect, &at);
+    int copied = copy_all_ids(self, anew ? NULL : lengths, new_block_ids, &at);
     if (copied <= 0) {
         return copied;
     }
@@ -318,8 +316,7 @@ cut(Staging *self, Py_ssize_t row, Py_ssize_t g, int32_t begin)
 
 /* As `try_to_stage`, with the column of each group from which on its row is replaced. */
 static int
-try_to_write(Staging *self, PyObject *req_index, PyObject *begins, PyObject *new_block_ids,
-             int redirect)
+try_to_write(Staging *self, PyObject *req_index, PyObject *begins, PyObject *new_block_ids)
 {
     int64_t row = plain_int(req_index, (int64_t)self->max_num_reqs - 1);
     if (row < 0 || plain_length(begins) != self->num_groups
@@ -338,7 +335,7 @@ try_to_write(Staging *self, PyObject *req_index, PyObject *begins, PyObject *new
         shorter |= column < lengths[g];
     }
     Py_ssize_t at;
-    int copied = copy_all_ids(self, begin, new_block_ids, redirect, &at);
+    int copied = copy_all_ids(self, begin, new_block_ids, &at);
     if (copied <= 0) {
         return copied;
     }
@@ -361,9 +358,10 @@ try_to_write(Staging *self, PyObject *req_index, PyObject *begins, PyObject *new
     append_pieces(self, (Py_ssize_t)row, new_block_ids, self->num_ids + new_ids);
     return 1;
 }
+
 /* Stage what `plain` makes of a request that is not in plain form. */
 static int
-stage_in_plain_form(Staging *self, PyObject *const *args, int redirect)
+stage_in_plain_form(Staging *self, PyObject *const *args)
 {
     if (self->plain == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "this object was garbage");
@@ -377,7 +375,7 @@ stage_in_plain_form(Staging *self, PyObject *const *args, int redirect)
     int staged = 0;
     if (PyTuple_CheckExact(request) && PyTuple_Size(request) == 3) {
         staged = try_to_stage(self, PyTuple_GetItem(request, 0), PyTuple_GetItem(request, 1),
-                              PyTuple_GetItem(request, 2), redirect);
+                              PyTuple_GetItem(request, 2));
     }
     Py_DECREF(request);
     if (staged == 0) {
@@ -390,16 +388,12 @@ static PyObject *
 staging_stage(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
 {
     Staging *self = (Staging *)object;
-    if (num_args != 4) {
-        PyErr_Format(PyExc_TypeError, "stage takes 4 arguments, got %zd", num_args);
+    if (num_args != 3) {
+        PyErr_Format(PyExc_TypeError, "stage takes 3 arguments, got %zd", num_args);
         return NULL;
     }
-    int redirect = PyObject_IsTrue(args[3]);
-    if (redirect < 0) {
-        return NULL;
-    }
-    int staged = try_to_stage(self, args[0], args[1], args[2], redirect);
-    if (staged < 0 || (staged == 0 && stage_in_plain_form(self, args, redirect) < 0)) {
+    int staged = try_to_stage(self, args[0], args[1], args[2]);
+    if (staged < 0 || (staged == 0 && stage_in_plain_form(self, args) < 0)) {
         return NULL;
     }
     Py_RETURN_NONE;
@@ -409,12 +403,11 @@ static PyObject *
 staging_write(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
 {
     Staging *self = (Staging *)object;
-    if (num_args != 4) {
-        PyErr_Format(PyExc_TypeError, "write takes 4 arguments, got %zd", num_args);
+    if (num_args != 3) {
+        PyErr_Format(PyExc_TypeError, "write takes 3 arguments, got %zd", num_args);
         return NULL;
     }
-    int redirect = PyObject_IsTrue(args[3]);
-    int written = redirect < 0 ? -1 : try_to_write(self, args[0], args[1], args[2], redirect);
+    int written = try_to_write(self, args[0], args[1], args[2]);
     if (written == 0) {
         PyErr_SetString(PyExc_ValueError, "a request in plain form was not accepted");
     }

@@ -30,7 +30,6 @@ class Staging:
         req_index: int,
         new_block_ids: Sequence[Sequence[int]],
         overwrite: bool,
-        redirect_to_null_block: bool,
         /,
     ) -> None: ...
     def write(
@@ -38,7 +37,6 @@ class Staging:
         req_index: int,
         begins: Sequence[int],
         new_block_ids: Sequence[Sequence[int]],
-        redirect_to_null_block: bool,
         /,
     ) -> None: ...
     def clear_row(self, req_index: int, /) -> None: ...

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from fused_slots.host.block_ids import plain_request
 from fused_slots.host.packet import pack_writes
-from fused_slots.host.staging import merge_pieces
+from fused_slots.host.staging import StagedWrites, split_blocks
 from fused_slots.layout import TableLayout
 
 Int32Array = npt.NDArray[np.int32]
+_Pieces = list[tuple[int, Sequence[int], int, int]]
+"""What a call appends: group, ids, columns filled behind them, largest id."""
+
+_INT = frozenset((int,))
+_LISTS = frozenset((list, tuple))
 
 
 class PythonStaging:
-    """Staged writes as pieces, one after another.
+    """One manager's staged writes: a record for each written row, with the ids of each group.
 
     Args:
         layout: the manager's sizes.
@@ -50,7 +55,9 @@ class PythonStaging:
         self._largest_ids = largest_ids.data
         self._cells, self._flat_cells = cells, cells.reshape(-1).data
         self._state_groups = [g for g, group in enumerate(layout.groups) if not group.maps_slots]
-        self._forget()
+        self._records: dict[int, list[list[int]]] = {}
+        """By row, in the order of their first calls: per group the ids that were appended."""
+        self._cleared: set[int] = set()
 
     @property
     def pending(self) -> bool:
@@ -69,22 +76,25 @@ class PythonStaging:
 
     @property
     def packet_size(self) -> int:
-        """int32 elements of the packet."""
+        """int32 elements of the packet that `pack` writes."""
         fields = self._max_num_reqs + len(self._records) * (2 + 3 * self._num_groups)
-        n = self._columns_per_block
-        pieces = zip(self._pieces[1::3], self._pieces[2::3], strict=True)
-        zeros = int(self._zeros(list(self._records)).sum()) if self._cleared else 0
-        return fields + zeros + sum(length * n[g] for g, length in pieces)
+        return fields + int((self._counts() + self._zeros()).sum())
 
     def stage(
-        self,
-        req_index: int,
-        new_block_ids: Sequence[Sequence[int]],
-        overwrite: bool,
-        redirect_to_null_block: bool,
+        self, req_index: int, new_block_ids: Sequence[Sequence[int]], overwrite: bool
     ) -> None:
-        """See `fused_slots.host.staging.Staging.stage`."""
-        redirect = bool(redirect_to_null_block)  # may raise, so before anything changes
+        """Stage one request's new blocks, for all groups or for none.
+
+        Args:
+            req_index: the request's row.
+            new_block_ids: per group, allocation block ids to append to the row.
+            overwrite: start the row anew instead.
+
+        Raises:
+            InvalidArgumentError: the row, the number of groups or overwrite is wrong.
+            BlockIdError: an id is not an int the group accepts.
+            RowCapacityError: a row would hold more columns than it has.
+        """
         pieces = self._pieces_of(req_index, new_block_ids, overwrite)
         if pieces is None:
             req_index, new_block_ids, overwrite = self._plain(req_index, new_block_ids, overwrite)
@@ -95,17 +105,21 @@ class PythonStaging:
             self._start_anew(req_index)
         elif not pieces:
             return
-        self._append(req_index, pieces, redirect)
+        self._append(req_index, pieces)
 
     def write(
-        self,
-        req_index: int,
-        begins: Sequence[int],
-        new_block_ids: Sequence[Sequence[int]],
-        redirect_to_null_block: bool,
+        self, req_index: int, begins: Sequence[int], new_block_ids: Sequence[Sequence[int]]
     ) -> None:
-        """See `fused_slots.host.staging.Staging.write`."""
-        redirect = bool(redirect_to_null_block)
+        """Stage a row's blocks from a column on, for all groups or for none.
+
+        Args:
+            req_index: the request's row.
+            begins: per group the column, a multiple of n up to the row's end.
+            new_block_ids: per group, the allocation block ids that the row ends with.
+
+        Raises:
+            ValueError: it is not in plain form (lists of ints), or wrong: see `block_ids`.
+        """
         pieces = self._pieces_of(req_index, new_block_ids, False, begins)
         if pieces is None or not self._are_columns(req_index, begins):
             raise ValueError("a request in plain form was not accepted")
@@ -113,71 +127,72 @@ class PythonStaging:
             self._cut(req_index, begins)
         elif not pieces:
             return
-        self._append(req_index, pieces, redirect)
+        self._append(req_index, pieces)
 
     def clear_row(self, req_index: int) -> None:
-        """See `fused_slots.host.staging.Staging.clear_row`."""
+        """Empty a row; where kernels read its cells whatever its length, those become zero.
+
+        Raises:
+            ValueError: it is not in plain form, or no row.
+        """
         if type(req_index) is not int or not 0 <= req_index < self._max_num_reqs:
             raise ValueError("no such row")
         self._start_anew(req_index)
-        self._records.setdefault(req_index, len(self._records))
+        self._record(req_index)
         self._cleared.add(req_index)
 
-    def _are_columns(self, req_index: int, begins: Sequence[int]) -> bool:
-        """Whether a row may be replaced from these columns on."""
-        row, n = self._row(req_index), self._columns_per_block
-        return all(
-            0 <= begin <= end and begin % per_block == 0
-            for begin, end, per_block in zip(begins, row, n, strict=True)
-        )
-
-    def _row(self, req_index: int) -> list[int]:
-        return self._flat_lengths[
-            req_index * self._num_groups : (req_index + 1) * self._num_groups
-        ].tolist()
-
-    def _append(
-        self, req_index: int, pieces: list[tuple[int, Sequence[int], int, int]], redirect: bool
-    ) -> None:
-        first = req_index * self._num_groups
-        lengths, largest_ids = self._flat_lengths, self._largest_ids
-        record = self._records.setdefault(req_index, len(self._records))
-        for g, group_ids, end, largest in pieces:
-            if redirect:
-                self._ids.extend([0] * len(group_ids))
-            else:
-                self._ids.extend(group_ids)
-                if largest > largest_ids[g]:
-                    largest_ids[g] = largest
-            self._pieces += (record, g, len(group_ids))
-            lengths[first + g] = end
-        for g in self._state_groups:
-            if lengths[first + g] > self._flat_cells[first + g]:
-                self._flat_cells[first + g] = lengths[first + g]
-
     def pack(self, packet: Int32Array) -> int:
-        """See `fused_slots.host.staging.Staging.pack`."""
+        """Write the merged writes as fused_slots/host/packet.py says; they stay staged.
+
+        Args:
+            packet: int32, contiguous, at least `packet_size` long.
+
+        Returns:
+            Columns of the longest record.
+
+        Raises:
+            ValueError: the packet is too small.
+        """
         rows = np.fromiter(self._records, dtype=np.int64, count=len(self._records))
-        filled = self._lengths[rows]
-        pieces = np.array(self._pieces, dtype=np.int64).reshape(-1, 3)
-        ids = np.array(self._ids, dtype=np.int32)
-        generations = self._generations[rows]
-        writes = merge_pieces(rows, filled, pieces, ids, self._columns_per_block, generations)
+        staged = chain.from_iterable(chain.from_iterable(self._records.values()))
+        ids, counts = np.fromiter(staged, dtype=np.int32), self._counts()
+        n = np.array(self._columns_per_block, dtype=np.int64)
+        writes = StagedWrites(
+            rows=rows,
+            filled=self._lengths[rows],
+            counts=counts,
+            offsets=(np.cumsum(counts) - counts.ravel()).reshape(counts.shape),
+            column_ids=split_blocks(ids, counts, n) if (n > 1).any() else ids,
+            generations=self._generations[rows],
+        )
         if self._cleared:
-            writes = writes.with_zeros(self._zeros(rows.tolist()))
+            writes = writes.with_zeros(self._zeros())
         return pack_writes(writes, self._layout, packet)
 
     def clear(self) -> None:
         """Forget the staged writes."""
-        for row in self._cleared:
-            self._cells[row, self._zeros([row])[0] > 0] = 0
-        self._forget()
+        if self._cleared:
+            rows = np.fromiter(self._records, dtype=np.int64, count=len(self._records))
+            self._cells[rows] -= self._zeros().astype(np.int32)
+        self._records.clear()
+        self._cleared.clear()
 
-    def _forget(self) -> None:
-        self._records: dict[int, int] = {}
-        self._cleared: set[int] = set()
-        self._pieces: list[int] = []
-        self._ids = array("i")
+    def _counts(self) -> npt.NDArray[np.int64]:
+        """int64 [records, G], columns that are staged."""
+        shape = (len(self._records), self._num_groups)
+        lengths = map(len, chain.from_iterable(self._records.values()))
+        counts = np.fromiter(lengths, np.int64, count=shape[0] * shape[1]).reshape(shape)
+        return counts * np.array(self._columns_per_block, np.int64)
+
+    def _zeros(self) -> npt.NDArray[np.int64]:
+        """int64 [records, G], cells that become zero: of state rows given back and empty."""
+        zeros = np.zeros((len(self._records), self._num_groups), dtype=np.int64)
+        for record, (row, lists) in enumerate(self._records.items() if self._cleared else ()):
+            for g in self._state_groups if row in self._cleared else ():
+                # A caller may have emptied the row behind staged ids: then these are written.
+                if not self._lengths[row, g] and not lists[g]:
+                    zeros[record, g] = self._cells[row, g]
+        return zeros
 
     def _pieces_of(
         self,
@@ -185,11 +200,8 @@ class PythonStaging:
         new_block_ids: Sequence[Sequence[int]],
         overwrite: bool,
         begins: Sequence[int] | None = None,
-    ) -> list[tuple[int, Sequence[int], int, int]] | None:
-        """A call's pieces as (group, ids, columns filled behind them, largest id).
-
-        None: it is not in plain form, or wrong.
-        """
+    ) -> _Pieces | None:
+        """What a call appends; None: it is not in plain form, or wrong."""
         if (
             type(req_index) is not int
             or not 0 <= req_index < self._max_num_reqs
@@ -199,7 +211,7 @@ class PythonStaging:
         ):
             return None
         first, lengths = req_index * self._num_groups, self._flat_lengths
-        pieces: list[tuple[int, Sequence[int], int, int]] = []
+        pieces: _Pieces = []
         for g, group_ids in enumerate(new_block_ids):
             if type(group_ids) not in _LISTS:
                 return None
@@ -221,55 +233,46 @@ class PythonStaging:
             pieces.append((g, group_ids, end, largest))
         return pieces
 
-    def _zeros(self, rows: Sequence[int]) -> npt.NDArray[np.int64]:
-        """int64 [len(rows), G], cells that become zero: of state rows given back and empty."""
-        zeros = np.zeros((len(rows), self._num_groups), dtype=np.int64)
-        staged = set(zip(self._pieces[::3], self._pieces[1::3], strict=True))
-        for j, row in enumerate(rows):
-            for g in self._state_groups if row in self._cleared else ():
-                # A caller may have emptied the row behind staged ids: then these are written.
-                if not self._lengths[row, g] and (self._records[row], g) not in staged:
-                    zeros[j, g] = self._cells[row, g]
-        return zeros
+    def _are_columns(self, req_index: int, begins: Sequence[int]) -> bool:
+        """Whether a row may be replaced from these columns on."""
+        row, n = self._row(req_index), self._columns_per_block
+        return all(
+            0 <= begin <= end and begin % per_block == 0
+            for begin, end, per_block in zip(begins, row, n, strict=True)
+        )
+
+    def _row(self, req_index: int) -> list[int]:
+        return self._lengths[req_index].tolist()  # type: ignore[no-any-return]
+
+    def _record(self, req_index: int) -> list[list[int]]:
+        record = self._records.get(req_index)
+        if record is None:
+            record = self._records[req_index] = [[] for _ in self._widths]
+        return record
+
+    def _append(self, req_index: int, pieces: _Pieces) -> None:
+        first, record = req_index * self._num_groups, self._record(req_index)
+        lengths, largest_ids = self._flat_lengths, self._largest_ids
+        for g, group_ids, end, largest in pieces:
+            record[g].extend(group_ids)
+            if largest > largest_ids[g]:
+                largest_ids[g] = largest
+            lengths[first + g] = end
+        for g in self._state_groups:
+            if lengths[first + g] > self._flat_cells[first + g]:
+                self._flat_cells[first + g] = lengths[first + g]
 
     def _cut(self, req_index: int, begins: Sequence[int]) -> None:
         """Shorten a row to these columns; staged ids from there on are void."""
         self._generations[req_index : req_index + 1] += 1  # of an array, it wraps without a warning
-        record = self._records.setdefault(req_index, len(self._records))
-        staged = dict.fromkeys(range(self._num_groups), 0)
-        for place in range(0, len(self._pieces), 3):
-            if self._pieces[place] == record:
-                staged[self._pieces[place + 1]] += self._pieces[place + 2]
-        kept: dict[int, int] = {}
-        for g, begin in enumerate(begins):
-            n, length = self._columns_per_block[g], int(self._lengths[req_index, g])
-            kept[g] = max(begin - (length - staged[g] * n), 0) // n
-            self._lengths[req_index, g] = begin
-        pieces, ids, at = self._pieces, self._ids, 0
-        self._pieces, self._ids = [], array("i")
-        for place in range(0, len(pieces), 3):
-            owner, g, length = pieces[place : place + 3]
-            left = length
-            if owner == record:
-                left = min(length, kept[g])
-                kept[g] -= left
-            if left:
-                self._pieces += (owner, g, left)
-                self._ids.extend(ids[at : at + left])
-            at += length
+        record, row = self._record(req_index), self._row(req_index)
+        for ids, n, length, begin in zip(record, self._columns_per_block, row, begins, strict=True):
+            del ids[max(begin - (length - len(ids) * n), 0) // n :]
+        self._lengths[req_index] = begins
 
     def _start_anew(self, req_index: int) -> None:
-        """Empty a row; pieces already staged for it are void."""
+        """Empty a row; ids already staged for it are void."""
         self._lengths[req_index] = 0
         self._generations[req_index : req_index + 1] += 1  # of an array, it wraps without a warning
-        record = self._records.get(req_index)
-        if record is None:
-            return
-        pieces = np.array(self._pieces, dtype=np.int32).reshape(-1, 3)
-        alive = pieces[:, 0] != record
-        ids = np.array(self._ids, dtype=np.int32)[np.repeat(alive, pieces[:, 2])]
-        self._pieces, self._ids = pieces[alive].ravel().tolist(), array("i", ids.tobytes())
-
-
-_INT = frozenset((int,))
-_LISTS = frozenset((list, tuple))
+        if req_index in self._records:
+            self._records[req_index] = [[] for _ in self._widths]

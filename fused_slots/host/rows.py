@@ -13,7 +13,7 @@ from fused_slots.faults import INT32_MAX, BackendUnavailableError
 from fused_slots.host.block_ids import check_row, plain_request, plain_write
 from fused_slots.host.packet import unpack_writes
 from fused_slots.host.python_staging import PythonStaging
-from fused_slots.host.staging import StagedWrites, Staging
+from fused_slots.host.staging import StagedWrites
 from fused_slots.layout import TableLayout
 
 try:
@@ -56,7 +56,7 @@ class HostRows:
     def resize_pools(self, layout: TableLayout) -> None:
         """Accept the ids of this layout's pools; nothing may be staged."""
         make = _native_staging if host_half() == "native" else PythonStaging
-        self.staging: Staging = make(
+        self.staging: PythonStaging | NativeStaging = make(
             layout, self.num_columns.T, self.generations, self._largest_ids, self._cells
         )
         self._layout = layout
@@ -70,7 +70,6 @@ class HostRows:
         req_index: int,
         first_blocks: Sequence[int],
         new_block_ids: Sequence[Sequence[int]],
-        redirect_to_null_block: bool,
     ) -> None:
         """Stage a row's blocks from an allocation block on, for all groups or for none.
 
@@ -83,7 +82,7 @@ class HostRows:
         row, begins, lists = plain_write(
             self._layout, self.num_columns.T, req_index, first_blocks, new_block_ids
         )
-        self.staging.write(row, begins, lists, redirect_to_null_block)
+        self.staging.write(row, begins, lists)
 
     def clear_row(self, req_index: int) -> None:
         """Stage the end of a row: it holds nothing in any group.
@@ -159,7 +158,7 @@ def _native_staging(
     generations: Int32Array,
     largest_ids: Int32Array,
     cells: Int32Array,
-) -> Staging:
+) -> NativeStaging:
     limits = [
         # A list that fills more columns than that fits no memory.
         (group.columns_per_block, min(width, INT32_MAX), largest, int(not group.maps_slots))

@@ -7,9 +7,8 @@ reader can take those from the table and the others from the record while the ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,94 +17,6 @@ from fused_slots.layout import TableLayout
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
-
-
-class Staging(Protocol):
-    """One manager's staged writes: what `HostRows` asks of its native half and of the other.
-
-    Both keep the row lengths, generations and largest ids up to date in arrays of `HostRows`.
-    """
-
-    @property
-    def pending(self) -> bool:
-        """Whether writes are staged."""
-
-    @property
-    def rows(self) -> list[int]:
-        """Rows with staged writes, in the order of their first calls."""
-
-    @property
-    def num_rows(self) -> int:
-        """The number of `rows`."""
-
-    @property
-    def packet_size(self) -> int:
-        """int32 elements of the packet that `pack` writes."""
-
-    def stage(
-        self,
-        req_index: int,
-        new_block_ids: Sequence[Sequence[int]],
-        overwrite: bool,
-        redirect_to_null_block: bool,
-        /,
-    ) -> None:
-        """Stage one request's new blocks, for all groups or for none.
-
-        Args:
-            req_index: the request's row.
-            new_block_ids: per group, allocation block ids to append to the row.
-            overwrite: start the row anew instead.
-            redirect_to_null_block: stage the null block in place of every id.
-
-        Raises:
-            InvalidArgumentError: the row, the number of groups or overwrite is wrong.
-            BlockIdError: an id is not an int the group accepts.
-            RowCapacityError: a row would hold more columns than it has.
-        """
-
-    def write(
-        self,
-        req_index: int,
-        begins: Sequence[int],
-        new_block_ids: Sequence[Sequence[int]],
-        redirect_to_null_block: bool,
-        /,
-    ) -> None:
-        """Stage a row's blocks from a column on, for all groups or for none.
-
-        Args:
-            req_index: the request's row.
-            begins: per group the column, a multiple of n up to the row's end.
-            new_block_ids: per group, the allocation block ids that the row ends with.
-            redirect_to_null_block: stage the null block in place of every id.
-
-        Raises:
-            ValueError: it is not in plain form (lists of ints), or wrong: see `block_ids`.
-        """
-
-    def clear_row(self, req_index: int, /) -> None:
-        """Empty a row; where kernels read its cells whatever its length, those become zero.
-
-        Raises:
-            ValueError: it is not in plain form, or no row.
-        """
-
-    def pack(self, packet: Int32Array, /) -> int:
-        """Write the merged writes as fused_slots/host/packet.py says; they stay staged.
-
-        Args:
-            packet: int32, contiguous, at least `packet_size` long.
-
-        Returns:
-            Columns of the longest record.
-
-        Raises:
-            ValueError: the packet is too small.
-        """
-
-    def clear(self) -> None:
-        """Forget the staged writes."""
 
 
 @dataclass(frozen=True)
@@ -153,58 +64,17 @@ class StagedWrites:
         return _ranges(first.ravel(), self.counts.ravel())
 
 
-def merge_pieces(
-    rows: Int64Array,
-    filled: Int32Array,
-    pieces: Int64Array,
-    block_ids: Int32Array,
-    columns_per_block: Sequence[int],
-    generations: Int32Array,
-) -> StagedWrites:
-    """Merge pieces, in the order in which they were staged, into one record per row and group.
+def split_blocks(block_ids: Int32Array, counts: Int64Array, n: Int64Array) -> Int32Array:
+    """Each allocation block k as its n columns k·n ... k·n + n - 1.
 
     Args:
-        rows: int64 [J], the row of each record.
-        filled: int32 [J, G], columns that each row holds with all pieces.
-        pieces: int64 [C, 3], record, group and number of ids of each piece.
-        block_ids: int32, the pieces' allocation block ids, piece after piece.
-        columns_per_block: n of each group.
-        generations: int32 [J], how often each row was started anew.
+        block_ids: int32, record after record in [J, G] order.
+        counts: int64 [J, G], columns of each record and group.
+        n: int64 [G].
     """
-    num_records, num_groups = filled.shape
-    places, lengths = pieces[:, 0] * num_groups + pieces[:, 1], pieces[:, 2]
-    n = np.array(columns_per_block, dtype=np.int64)
-    in_order = not (places[1:] <= places[:-1]).any()
-    if not in_order:
-        # A row was appended to again: its pieces become neighbours, in the order of their calls.
-        order = np.argsort(places, kind="stable")
-        begins = np.cumsum(lengths) - lengths
-        block_ids = block_ids[_ranges(begins[order], lengths[order])]
-        places, lengths = places[order], lengths[order]
-    per_piece = n[places % num_groups] if num_groups else lengths
-    counts = np.zeros(num_records * num_groups, dtype=np.int64)
-    if in_order:
-        counts[places] = lengths * per_piece
-    else:
-        np.add.at(counts, places, lengths * per_piece)
-    return StagedWrites(
-        rows=rows,
-        filled=filled,
-        counts=counts.reshape(num_records, num_groups),
-        offsets=(np.cumsum(counts) - counts).reshape(num_records, num_groups),
-        column_ids=_split_blocks(block_ids, lengths, per_piece, max(columns_per_block, default=1)),
-        generations=generations,
-    )
-
-
-def _split_blocks(
-    block_ids: Int32Array, lengths: Int64Array, per_piece: Int64Array, most: int
-) -> Int32Array:
-    """Each allocation block k as its n columns k·n ... k·n + n - 1."""
-    if most == 1:
-        return block_ids
-    n = np.repeat(per_piece, lengths)
-    columns: Int32Array = _ranges(block_ids * n, n).astype(np.int32)
+    per_record = np.broadcast_to(n, counts.shape).ravel()
+    per_block = np.repeat(per_record, counts.ravel() // per_record)
+    columns: Int32Array = _ranges(block_ids * per_block, per_block).astype(np.int32)
     return columns
 
 

@@ -78,7 +78,7 @@ def test_a_packet_is_reused_only_after_the_event_behind_it() -> None:
     copies = []
     for step in range(3 * RING_SIZE):
         segment = step % RING_SIZE // MARK_EVERY
-        rows.stage(step % 4, [[step], [step + 1]], True, False)
+        rows.stage(step % 4, [[step], [step + 1]], True)
         expected = np.empty(rows.packet_size, dtype=np.int32)
         longest = rows.pack(expected)
         lap = step // RING_SIZE
@@ -102,7 +102,7 @@ def test_a_packet_grows_with_its_writes_and_keeps_its_size() -> None:
     lengths = []
     for blocks in (1, 3000, 2):
         for _ in range(RING_SIZE):
-            rows.stage(0, [list(range(blocks)), []], True, False)
+            rows.stage(0, [list(range(blocks)), []], True)
             copy, _ = ring.upload(rows.packet_size, rows.pack)
             assert copy[: rows.packet_size][-blocks:].tolist() == list(range(blocks))
             rows.clear()

@@ -57,7 +57,7 @@ def main() -> None:
             if rng.random() < 0.2:
                 rows.clear_row(row)
             else:
-                rows.stage(row, ids, rng.random() < 0.5, False)
+                rows.stage(row, ids, rng.random() < 0.5)
         except BlockTableError as error:
             digest.update(str(error).encode())
             refused += 1
