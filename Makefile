@@ -20,7 +20,7 @@ EXTRA_TESTS += $(if $(filter test-vllm,$(EXTRA_TESTS)),test-releases)
 MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 
 .PHONY: public-kernels help demo test test-main test-interpreted test-sanitizers \
-	test-wheel test-ascend test-vllm docs test-docs \
+	test-wheel test-report test-ascend test-vllm docs test-docs \
 	test-releases forget-coverage coverage lint bench bench-compare verify-long clean \
 	parts check check-main check-interpreted
 .NOTPARALLEL:
@@ -40,7 +40,7 @@ demo: $(ENV)
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
 PARTS := forget-coverage test-main test-docs test-interpreted test-sanitizers test-triton test-wheel \
-	$(EXTRA_TESTS) check-pythons coverage
+	test-report $(EXTRA_TESTS) check-pythons coverage
 
 test:
 	+@.ci/parts $(PARTS)
@@ -139,6 +139,12 @@ test-wheel: $(ENV)
 	$(PYTHON) -m venv .cache/wheel/venv
 	PIP_CONSTRAINT=constraints.txt .cache/wheel/venv/bin/python $(PIP_INSTALL) .cache/wheel/*.whl
 	cd .cache/wheel && venv/bin/python -I ../../tests/wheel_smoke.py venv/bin/fused-slots
+
+# The page of a recording is looked at in a browser.
+test-report: $(ENV)
+	@if command -v chromium && command -v chromedriver; then \
+		$(RUN) -m pytest tests/browser $(PYTEST_ARGS); \
+	else echo 'not run: the packages chromium and chromium-driver are missing'; fi
 
 # vllm-ascend's own kernels, to be compiled and counted beside ours: unpacked, never installed.
 PUBLIC := tests/ascend/.cache/vllm_ascend-0.30.0rc2

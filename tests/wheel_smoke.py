@@ -6,6 +6,7 @@ Usage: python -P wheel_smoke.py PATH-OF-fused-slots
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import fused_slots
@@ -27,6 +28,10 @@ def main(command: str) -> None:
     assert document["good"] is True
     assert document["replays"][0]["num_mismatches"] == 0
     assert document["replays"][0]["steps"] == 400
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        subprocess.run([command, "report", "preemption", "--json", "-o", page], check=True)
+        assert "Content-Security-Policy" in page.read_text()
     loaded = subprocess.run(
         [sys.executable, "-c", "import sys, fused_slots; print(*sys.modules)"],
         stdout=subprocess.PIPE,
@@ -35,7 +40,7 @@ def main(command: str) -> None:
     ).stdout.split()
     heavy = {"triton", "vllm", "torch_npu", "matplotlib", "rich"} & set(loaded)
     assert not heavy, f"import fused_slots imports {heavy}"
-    print(f"wheel {fused_slots.__version__}: import, data, command line and demo work")
+    print(f"wheel {fused_slots.__version__}: import, data, command line, demo and report work")
 
 
 main(sys.argv[1])

@@ -32,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_replay(commands)
     _add_check_and_record(commands)
+    _add_report(commands)
     _add_explain(commands)
     _add_doctor_and_warmup(commands)
     _add_bench(commands)
@@ -127,6 +128,37 @@ def _add_check_and_record(commands: _Commands) -> None:
     # Each scenario's recording ships under its name.
     parser.add_argument("scenario", choices=list_recordings(), help="what to record")
     parser.add_argument("file", type=Path, help="schedule file to write (.npz.xz)")
+
+
+def _add_report(commands: _Commands) -> None:
+    parser = _add(
+        commands,
+        "report",
+        "report:run_report",
+        "check a recording and write it as one HTML page: tables at every step, owners, findings",
+    )
+    parser.add_argument("recording", help=_RECORDING)
+    _add_max_mib(parser)
+    parser.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        default=Path("report.html"),
+        help="file to write, in a folder that exists (default: report.html)",
+    )
+    parser.add_argument(
+        "--around",
+        type=int,
+        metavar="STEP",
+        help="the step to keep where one page cannot hold all (default: the first finding's)",
+    )
+    parser.add_argument(
+        "--page-mib",
+        type=int,
+        default=32,
+        metavar="N",
+        help="limit of the steps that the page holds, in MiB before compression (default: 32)",
+    )
+    _add_context_parallel(parser)
 
 
 def _add_explain(commands: _Commands) -> None:

@@ -73,7 +73,8 @@ def run_replay(args: argparse.Namespace) -> Result:
 
 def run_check(args: argparse.Namespace) -> Result:
     """Check one recording."""
-    steps, count, findings = 0, 0, []
+    steps, count = 0, 0
+    findings: list[str] = []
     try:
         schedule = _load(args, args.recording)
         steps = len(schedule)

@@ -3,12 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from enum import Enum
 
 import numpy as np
 
 from fused_slots.groups import NULL_BLOCK_ID
 from fused_slots.recording.arrays import describe
 from fused_slots.recording.schedule import Append, Schedule, ScheduleStep
+
+
+class FindingKind(Enum):
+    """What a finding means, for who reads it first."""
+
+    OVER_CAPACITY = (
+        "A request got more blocks than its row has columns. `append_block_ids` refuses such a "
+        "call; the request is longer than the model length that the tables were made for."
+    )
+    REPEATED_ROW = "Two entries of the batch use one row, so one request works with the other's."
+    REPEATED_REQUEST = "One request is in the batch twice: its tokens are mapped from two rows."
+    ROW_LENGTH = (
+        "The row was given more or fewer blocks than the request has: a call of append_block_ids "
+        "was lost or came twice, or a new request did not overwrite the row of the one before. "
+        "Tokens beyond the row's end get PAD and count as the fault COLUMN_OUT_OF_ROW."
+    )
+    OTHER_BLOCK = (
+        "The row points to another block than the request has: attention reads, and new tokens "
+        "overwrite, what belongs to somebody else."
+    )
+    NO_BLOCK = (
+        "The request has no block where it writes or still reads: freed too early, or never "
+        "allocated. Its keys and values go to the null block, or to whoever has the block now."
+    )
+    WRITTEN_TWICE = (
+        "Double ownership: one block is written in one step for two requests, or in two groups, "
+        "and each destroys what the other wrote."
+    )
+    HELD_TWICE = (
+        "Double ownership: two requests hold one block in a group whose blocks are never shared, "
+        "or two groups of one pool hold it. (A prefix that requests share through the prefix cache "
+        "is no finding.)"
+    )
+
+
+class Finding(str):
+    """A finding as a sentence that begins with its step, and what a picture needs to show it.
+
+    Attributes:
+        kind, step: what it is, and where.
+        row, group, column, block: what is concerned; -1 = not one of these.
+    """
+
+    kind: FindingKind
+    step: int
+    row: int
+    group: int
+    column: int
+    block: int
+
+    def __new__(
+        cls,
+        kind: FindingKind,
+        step: int,
+        text: str,
+        *,
+        row: int = -1,
+        group: int = -1,
+        column: int = -1,
+        block: int = -1,
+    ) -> Finding:
+        """`text` without its step."""
+        finding = super().__new__(cls, f"step {step}: {text}")
+        finding.kind, finding.step, finding.row = kind, step, row
+        finding.group, finding.column, finding.block = group, column, block
+        return finding
 
 
 class ScheduleCheck:
@@ -20,6 +87,8 @@ class ScheduleCheck:
     - Every column that a step's tokens write, or read behind them in a sliding window, holds a
       block, and no block is written for two requests, or in two groups, of one step (all groups
       share the pool). A state group writes the column of its last token.
+    - No block is held by two requests of one step in a group that is not prefix-cacheable, or in
+      two groups.
 
     Args:
         schedule: what is checked.
@@ -37,50 +106,62 @@ class ScheduleCheck:
         self._lengths = np.zeros((len(schedule.groups), rows), np.int64)
         self.num_columns = 0
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Finding]:
         for index, step in enumerate(self._steps):
-            where = f"step {index}"
             for append in step.appends:
-                yield from self._append(where, append)
-            for name, values in (("row", step.idx_mapping), ("request", step.request_ids)):
+                yield from self._append(index, append)
+            for kind, name, values in (
+                (FindingKind.REPEATED_ROW, "row", step.idx_mapping),
+                (FindingKind.REPEATED_REQUEST, "request", step.request_ids),
+            ):
                 seen, counts = np.unique(values, return_counts=True)
                 for value in seen[counts > 1].tolist():
-                    yield f"{where}: {name} {value} stands in the batch more than once"
-            yield from self._compare_rows(where, step)
-            yield from self._check_use(where, step)
+                    text = f"{name} {value} stands in the batch more than once"
+                    rows = step.idx_mapping[values == value]
+                    yield Finding(kind, index, text, row=int(rows[0]))
+            yield from self._compare_rows(index, step)
+            yield from self._check_use(index, step)
+            yield from self._check_holders(index, step)
 
-    def _append(self, where: str, append: Append) -> Iterator[str]:
-        groups = self._schedule.groups
+    def _append(self, index: int, append: Append) -> Iterator[Finding]:
+        groups, req_index = self._schedule.groups, append.req_index
         for g, block_ids in enumerate(append.block_ids):
-            row, capacity = self._rows[g][append.req_index], len(self._rows[g][append.req_index])
-            begin = 0 if append.overwrite else int(self._lengths[g, append.req_index])
+            row, capacity = self._rows[g][req_index], len(self._rows[g][req_index])
+            begin = 0 if append.overwrite else int(self._lengths[g, req_index])
             end = begin + len(block_ids)
             if end > capacity:
-                yield (
-                    f"{where}: row {append.req_index} of {describe(groups, g)} holds {end} "
-                    f"blocks, its capacity is {capacity}"
+                text = (
+                    f"row {req_index} of {describe(groups, g)} holds {end} blocks, its capacity "
+                    f"is {capacity}"
                 )
+                yield Finding(FindingKind.OVER_CAPACITY, index, text, row=req_index, group=g)
                 end = capacity
             row[begin:end] = block_ids[: end - begin]
-            self._lengths[g, append.req_index] = end
+            self._lengths[g, req_index] = end
 
-    def _compare_rows(self, where: str, step: ScheduleStep) -> Iterator[str]:
+    def _compare_rows(self, index: int, step: ScheduleStep) -> Iterator[Finding]:
         groups = self._schedule.groups
         for g, blocks_of in enumerate(step.expected_blocks):
             for req_index, held in zip(step.idx_mapping.tolist(), blocks_of, strict=True):
                 row = self._rows[g][req_index, : self._lengths[g, req_index]]
-                what = f"{where}: row {req_index} of {describe(groups, g)}"
+                what = f"row {req_index} of {describe(groups, g)}"
                 if len(row) != len(held):
-                    yield f"{what} has {len(row)} blocks, the KV manager {len(held)}"
+                    text = f"{what} has {len(row)} blocks, the KV manager {len(held)}"
+                    yield Finding(FindingKind.ROW_LENGTH, index, text, row=req_index, group=g)
                     continue
                 self.num_columns += len(held)
                 for column in np.flatnonzero((row != held) & (held != NULL_BLOCK_ID)).tolist():
-                    yield (
+                    yield Finding(
+                        FindingKind.OTHER_BLOCK,
+                        index,
                         f"{what}, column {column} is block {row[column]}, the KV manager says "
-                        f"{held[column]}"
+                        f"{held[column]}",
+                        row=req_index,
+                        group=g,
+                        column=column,
                     )
 
-    def _check_use(self, where: str, step: ScheduleStep) -> Iterator[str]:
+    def _check_use(self, index: int, step: ScheduleStep) -> Iterator[Finding]:
         groups, writers = self._schedule.groups, dict[int, str]()
         for entry, req_index in enumerate(step.idx_mapping.tolist()):
             begin, end = step.query_start_loc[entry : entry + 2].tolist()
@@ -94,16 +175,40 @@ class ScheduleCheck:
                 if final - read >= len(held):
                     held.append(NULL_BLOCK_ID)  # one finding for all that stand beyond the row
                 for column, block in enumerate(held, start=read):
+                    where = {"row": req_index, "group": g, "column": column}
                     if block == NULL_BLOCK_ID:
                         verb = "writes" if column >= written else "reads"
-                        yield (
-                            f"{where}: {writer} {verb} column {column}, where the KV manager "
-                            "holds no block"
+                        text = (
+                            f"{writer} {verb} column {column}, where the KV manager holds no block"
                         )
+                        yield Finding(FindingKind.NO_BLOCK, index, text, **where)
                     elif column >= written and writers.setdefault(block, writer) != writer:
-                        yield (
-                            f"{where}: block {block} is written by {writer} and by {writers[block]}"
-                        )
+                        text = f"block {block} is written by {writer} and by {writers[block]}"
+                        yield Finding(FindingKind.WRITTEN_TWICE, index, text, block=block, **where)
+
+    def _check_holders(self, index: int, step: ScheduleStep) -> Iterator[Finding]:
+        groups, held_in = self._schedule.groups, dict[int, int]()
+        for g, blocks_of in enumerate(step.expected_blocks):
+            blocks = np.concatenate([*blocks_of, np.zeros(0, np.int32)])
+            rows = np.repeat(step.idx_mapping, [len(held) for held in blocks_of])
+            blocks, rows = blocks[blocks != NULL_BLOCK_ID], rows[blocks != NULL_BLOCK_ID]
+            if not groups[g].prefix_cacheable:
+                pairs = np.unique(np.stack([blocks, rows], axis=1), axis=0)
+                for place in np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0]).tolist():
+                    block, row = pairs[place].tolist()
+                    text = (
+                        f"block {block} of {describe(groups, g)}, which shares none, is held by "
+                        f"row {row} and by row {pairs[place + 1, 1]}"
+                    )
+                    where = {"row": row, "group": g, "block": block}
+                    yield Finding(FindingKind.HELD_TWICE, index, text, **where)
+            for block in np.unique(blocks).tolist():
+                if (other := held_in.setdefault(block, g)) != g:
+                    text = (
+                        f"block {block} is held in {describe(groups, other)} and in "
+                        f"{describe(groups, g)}"
+                    )
+                    yield Finding(FindingKind.HELD_TWICE, index, text, group=g, block=block)
 
     def _columns(self, g: int, first: int, last: int) -> tuple[int, int, int]:
         """The first column that tokens `first` to `last` read, the first they write, the last."""

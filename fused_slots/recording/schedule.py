@@ -157,6 +157,16 @@ class Schedule:
         )
         return schedule
 
+    @property
+    def arrays(self) -> Mapping[str, Int32Array]:
+        """What a file keeps of the steps, by the names in `ARRAYS`; not to be changed."""
+        return self._arrays
+
+    @property
+    def events(self) -> Mapping[int, tuple[str, ...]]:
+        """The events of those steps that have any."""
+        return self._events
+
     def __len__(self) -> int:
         return len(self._arrays["step_entries"])
 
@@ -312,7 +322,7 @@ def _parse(file: BinaryIO, source: str, max_bytes: int) -> Schedule:
         )
         for size in ("max_num_reqs", "max_num_batched_tokens", "num_blocks"):
             header[size] = require_int(size, header[size], minimum=1)
-        _texts([header["name"]])
+        _texts([header["name"], *(group.name for group in groups)])
         dict(**header["metadata"])
         rows, tokens = header["max_num_reqs"], header["max_num_batched_tokens"]
         num_bytes = sum(4 * rows * group.row_width + 8 * tokens for group in groups)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fused_slots.recording.check import ScheduleCheck
+from fused_slots.recording.check import FindingKind, ScheduleCheck
 from fused_slots.recording.schedule import Append, ScheduleStep, load_recording
 from fused_slots.recording.shipped import list_recordings
 from tests.recording.small_schedules import schedule, with_truth
@@ -57,6 +57,21 @@ def block_of_two_requests(steps: list[ScheduleStep]) -> list[ScheduleStep]:
     return [steps[0], spoiled]
 
 
+def ring_of_two_requests(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    """Both hold ring 5, and only one has tokens in this step."""
+    first, other = steps[1].appends
+    appends = (first, replace(other, block_ids=(*other.block_ids[:3], [5])))
+    quiet = {"query_start_loc": np.array([0, 0, 1], np.int32), "positions": np.array([8])}
+    return [steps[0], replace(with_truth(steps[1], 3, 0, [5]), appends=appends, **quiet)]
+
+
+def block_of_two_groups(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    """Group 1 holds block 1 below its window, which group 0 has."""
+    first, other = steps[1].appends
+    appends = (first, replace(other, block_ids=([1, 8], [1, 3, 9], [10], [11])))
+    return [steps[0], replace(with_truth(steps[1], 1, 0, [1, 3, 9]), appends=appends)]
+
+
 @pytest.mark.parametrize(
     ("spoil", "finding"),
     [
@@ -70,11 +85,38 @@ def block_of_two_requests(steps: list[ScheduleStep]) -> list[ScheduleStep]:
             block_of_two_requests,
             "step 1: block 6 is written by row 2 of group 0 (full) and by row 0 of group 0 (full)",
         ),
+        (
+            ring_of_two_requests,
+            "step 1: block 5 of group 3 (ring), which shares none, is held by row 0 and by row 2",
+        ),
+        (block_of_two_groups, "step 1: block 1 is held in group 0 (full) and in group 1 (sliding)"),
     ],
 )
 def test_fault_is_found(spoil: Spoil, finding: str) -> None:
     findings = list(ScheduleCheck(schedule(spoil)))
     assert any(text.startswith(finding) for text in findings), findings
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (over_capacity, (FindingKind.OVER_CAPACITY, 2, 0, 0, -1, -1)),
+        (other_block, (FindingKind.OTHER_BLOCK, 2, 0, 0, 1, -1)),
+        (block_of_two_requests, (FindingKind.WRITTEN_TWICE, 1, 2, 0, 1, 6)),
+        (ring_of_two_requests, (FindingKind.HELD_TWICE, 1, 0, 3, -1, 5)),
+        (block_of_two_groups, (FindingKind.HELD_TWICE, 1, -1, 1, -1, 1)),
+    ],
+)
+def test_finding_says_where_it_is(spoil: Spoil, expected: tuple[object, ...]) -> None:
+    found = [
+        (finding.kind, finding.step, finding.row, finding.group, finding.column, finding.block)
+        for finding in ScheduleCheck(schedule(spoil))
+    ]
+    assert expected in found
+
+
+def test_every_kind_says_what_it_means() -> None:
+    assert all(len(kind.value) > 50 for kind in FindingKind)
 
 
 def test_entry_without_tokens_writes_nothing() -> None:
