@@ -27,7 +27,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
     Build it from a list of `KVCacheGroup` with `from_groups`, or with the keywords of vLLM's v2
     `BlockTables` as below; both give the same object. Every device buffer keeps its address for
     the manager's life. One thread at a time may use it; with `checked` a second one gets an error.
-    `arguments` below have one entry per KV cache group where they are lists.
+    Lists below have one entry per KV cache group.
 
     Args:
         block_sizes: tokens per allocation block.
