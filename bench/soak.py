@@ -36,6 +36,7 @@ from fused_slots import AscendBlockTables, env
 from fused_slots.backends.gpu import KEPT_PLANS
 from fused_slots.cli.json_file import read_json
 from fused_slots.host.rows import host_half
+from fused_slots.plan import TokenPlan
 from tests.memory import kept_by, resident_kib
 
 CHUNK = 1000
@@ -65,9 +66,9 @@ class Record:
     torch_kib: int
     compiled: int
     kept: int
-    """Entries of containers that managers keep between calls, without their token plans."""
+    """Entries of containers that managers keep between calls, token plans apart."""
     token_plans: int
-    """Token plans kept by sizes; each manager forgets all of them when it has `KEPT_PLANS`."""
+    """Token plans kept by sizes; each manager keeps `KEPT_PLANS`."""
     synchronisations: int
     cpu_us_per_step: float
 
@@ -82,11 +83,9 @@ class Record:
         gc.collect()
         managers = [world.tables for world in soaked]
         kept = kept_by(*managers)
-        plans = [getattr(tables._backend, "_token_plans", {}) for tables in managers]
-        objects_of_plans = [
-            thing for of_one in plans for key in of_one for thing in (key, of_one[key])
-        ]
-        objects_of_plans += [vars(plan) for of_one in plans for plan in of_one.values()]
+        plans = [t._backend._plan_tokens for t in managers if hasattr(t._backend, "_plan_tokens")]
+        objects_of_plans = gc.get_referents(*plans)
+        objects_of_plans += [vars(plan) for plan in objects_of_plans if type(plan) is TokenPlan]
         on_gpu = soaked[0].device.type == "cuda"
         allocated = torch.cuda.memory_allocated() if on_gpu else kept.tensor_bytes
         return cls(
@@ -95,8 +94,8 @@ class Record:
             len(gc.get_objects()) - num_records - sum(map(gc.is_tracked, objects_of_plans)),
             allocated // 1024,
             sum(compiled_kernels(tables) for tables in managers),
-            kept.entries - kept_by(*plans).entries,
-            sum(map(len, plans)),
+            kept.entries,
+            sum(cache.cache_info().currsize for cache in plans),
             synchronisations,
             round(cpu_us_per_step, 1),
         )

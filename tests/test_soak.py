@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,11 @@ def test_token_plans_that_are_never_forgotten_are_a_failure(
 ) -> None:
     monkeypatch.setattr(soak, "CHUNK", 10)
     monkeypatch.setattr(sys, "argv", ["soak", "--device", "cpu", "--steps", "120"])
-    plans = {number: TokenPlan(False, 0, 0, 1, 0) for number in range(KEPT_PLANS)}
-    monkeypatch.setattr(CpuBackend, "_token_plans", plans, raising=False)
+    plan = lru_cache(maxsize=None)(lambda number: TokenPlan(False, 0, 0, 1, number))
+    assert all(plan(number) for number in range(KEPT_PLANS))
+    monkeypatch.setattr(CpuBackend, "_plan_tokens", plan, raising=False)
     assert soak.main() == 0, "as many as each manager may keep, and they are not growth"
-    plans[KEPT_PLANS] = plans[0]
+    assert plan(KEPT_PLANS)
     assert soak.main() == 1
     assert f"{3 * (KEPT_PLANS + 1)} token plans" in capsys.readouterr().out
 

@@ -1,12 +1,13 @@
 """The operations on a GPU (or in the interpreter): launches of the kernels in kernels/gpu.
 
-Slots and drafts are launches of `slots_by_token` (or `slots_by_request`), everything that writes
-or gathers tables, alone or together, is one of `step_kernel`.
+Slots and drafts are launches of `slots_kernel`, everything that writes or gathers tables, alone or
+together, is one of `step_kernel`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,7 +27,6 @@ KEPT_PLANS = 1024
 """Pairs of sizes whose token plan is kept."""
 
 _NO_TOKENS = TokenPlan(False, 0, 0, 1, 0)
-_Choice = tuple[torch.dtype, torch.dtype, bool, bool]
 
 
 class GpuBackend(DeviceBackend):
@@ -42,9 +42,7 @@ class GpuBackend(DeviceBackend):
         self._helpers = plan.gather_helpers(widest, num_rows, num_groups)
         self._state = self.allocate((self._helpers, num_groups, num_rows, 2), torch.int64, 0)
         self._full_extents = self.allocate((num_groups, 1), torch.int64, 0)
-        self._full_extents[:, 0].copy_(
-            torch.tensor(layout.widths, dtype=torch.int64, device="cpu") << 32
-        )
+        self._fill_extents()
         # Unchecked kernels do not touch them.
         self._details = self._faults
         if checked:
@@ -55,9 +53,9 @@ class GpuBackend(DeviceBackend):
         heavy = checked or not self._powers_of_two
         self._max_registers = plan.HEAVY_REGISTERS if heavy else None
         # By what a call decides, so that a step hashes no variant.
-        self._slots_launches: dict[_Choice, Launch] = {}
-        self._step_launches: dict[_Choice, Launch] = {}
-        self._token_plans: dict[tuple[int, int], TokenPlan] = {}
+        self._chosen: dict[tuple[Any, ...], Launch] = {}
+        # Making a plan anew costs as much as all checks together.
+        self._plan_tokens = lru_cache(KEPT_PLANS)(plan.plan_tokens)
         self._slot_stride = self.slot_mappings.stride(0)
         interleave = layout.context_parallel.interleave
         self._fixed: dict[str, torch.Tensor | int] = {
@@ -87,23 +85,22 @@ class GpuBackend(DeviceBackend):
         out = self.slot_mappings if step.slots_out is None else step.slots_out
         num_reqs = idx_mapping.shape[0]
         capacity = out.shape[1]
-        tokens = plan.plan_tokens(
+        tokens = self._plan_tokens(
             num_reqs, step.num_tokens_padded, capacity, self._map_tile, self._by_request
         )
         replay, starts, lens, window = self._replay(step)
-        launch = self._slots_launch(idx_mapping.dtype, out.dtype, replay, False)
+        launch = self._launch("slots_kernel", idx_mapping.dtype, out.dtype, replay, False)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
         numbers = [out.stride(0), capacity, num_reqs, positions.shape[0]]
         numbers += [step.num_tokens_padded, window, tokens.num_tiles, tokens.num_pad]
-        if not tokens.by_request:
-            numbers += [tokens.query_len_inverse, tokens.search_steps]
+        numbers += [tokens.query_len_inverse, tokens.search_steps]
         tensors = (out, idx_mapping, query_start_loc, positions, starts, lens)
         launch(programs, tensors, numbers)
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens, capacity = rows.shape[0], out.shape[1]
-        tokens = plan.plan_tokens(0, num_tokens, capacity, plan.TILE)
-        launch = self._slots_launch(rows.dtype, out.dtype, False, True)
+        tokens = self._plan_tokens(0, num_tokens, capacity, plan.TILE)
+        launch = self._launch("slots_kernel", rows.dtype, out.dtype, False, True)
         numbers = [out.stride(0), capacity, 0, num_tokens, num_tokens, 0]
         numbers += [tokens.num_tiles, tokens.num_pad, 1, 0]
         nothing = self._nothing
@@ -111,11 +108,14 @@ class GpuBackend(DeviceBackend):
         launch(tokens.num_tiles + tokens.num_pad, tensors, numbers)
 
     def restore(self, rows: HostRows) -> None:
-        widths = torch.tensor(self.layout.widths, dtype=torch.int64, device="cpu")
-        self._full_extents[:, 0].copy_(widths << 32)
+        self._fill_extents()
         super().restore(rows)
         self._generations.copy_(torch.from_numpy(rows.generations))
         self._details.zero_()
+
+    def _fill_extents(self) -> None:
+        widths = torch.tensor(self.layout.widths, dtype=torch.int64, device="cpu")
+        self._full_extents[:, 0].copy_(widths << 32)
 
     def forget_gathered(self) -> None:
         self._state[..., 0].fill_(-2)
@@ -137,9 +137,10 @@ class GpuBackend(DeviceBackend):
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         capacity = self.layout.max_num_batched_tokens
-        tokens = plan.plan_tokens(num_reqs, num_tokens, capacity, self._map_tile, self._by_request)
+        tokens = self._plan_tokens(num_reqs, num_tokens, capacity, self._map_tile, self._by_request)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
-        variant = self._slots_variant(torch.int32, self.layout.slot_dtype, False, flat=False)
+        slot_dtype = self.layout.slot_dtype
+        variant = self._variant("slots_kernel", torch.int32, slot_dtype, False, False)
         reason = plan.reason(tokens, self._map_tile, max_query_len)
         return LaunchPlan((self.layout.num_groups, programs), str(variant), reason)
 
@@ -150,26 +151,15 @@ class GpuBackend(DeviceBackend):
         for index_dtype in INDEX_DTYPES:
             for replay in replays:
                 for out_dtype in INDEX_DTYPES:
-                    yield self._slots_variant(index_dtype, out_dtype, replay, flat=False)
-                yield self._step_variant(index_dtype, slot_dtype, replay, whole=False)
+                    yield self._variant("slots_kernel", index_dtype, out_dtype, replay, False)
+                yield self._variant("step_kernel", index_dtype, slot_dtype, replay, False)
             for out_dtype in INDEX_DTYPES:
-                yield self._slots_variant(index_dtype, out_dtype, False, flat=True)
-            yield self._step_variant(index_dtype, slot_dtype, False, whole=True)
+                yield self._variant("slots_kernel", index_dtype, out_dtype, False, True)
+            yield self._variant("step_kernel", index_dtype, slot_dtype, False, True)
 
     def step(self, step: Step) -> None:
-        (
-            idx_mapping,
-            query_start_loc,
-            positions,
-            num_reqs_padded,
-            num_tokens_padded,
-            num_computed_tokens,
-            _,
-            _,
-            staged,
-            out,
-            _,
-        ) = step
+        idx_mapping, query_start_loc, positions, num_reqs_padded, num_tokens_padded = step[:5]
+        num_computed_tokens, staged, out = step.num_computed_tokens, step.staged, step.tables_out
         layout, slots = self.layout, self.slot_mappings
         num_reqs = 0 if idx_mapping is None else idx_mapping.numel()
         gathered, num_entries = self.input_arena, 0
@@ -180,7 +170,8 @@ class GpuBackend(DeviceBackend):
         num_gather = plan.ceil_div(num_entries, plan.ENTRIES) * self._helpers
         tokens = _NO_TOKENS
         if query_start_loc is not None:
-            tokens = self._step_tokens(num_reqs, num_tokens_padded)
+            capacity = layout.max_num_batched_tokens
+            tokens = self._plan_tokens(num_reqs, num_tokens_padded, capacity, plan.STEP_TILE)
         packet, written, write_chunks = self._nothing, 0, 0
         if staged is not None:
             packet, longest = self.upload(staged.packet_size, staged.pack)
@@ -190,7 +181,8 @@ class GpuBackend(DeviceBackend):
         replay, starts, lens, window = self._replay(step)
         null_columns = num_computed_tokens is not None and not self._sharded
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
-        launch = self._step_launch(index_dtype, layout.slot_dtype, replay, out is not None)
+        whole = out is not None
+        launch = self._launch("step_kernel", index_dtype, layout.slot_dtype, replay, whole)
         nothing = self._nothing
         tensors = (
             slots,
@@ -237,18 +229,6 @@ class GpuBackend(DeviceBackend):
         window = self.layout.replay_window
         return window > 0, starts, self._nothing, window
 
-    def _step_tokens(self, num_reqs: int, num_tokens: int) -> TokenPlan:
-        """The token plan of a step; making it anew costs as much as all checks together."""
-        sizes = (num_reqs, num_tokens)
-        tokens = self._token_plans.get(sizes)
-        if tokens is None:
-            if len(self._token_plans) >= KEPT_PLANS:
-                self._token_plans.clear()
-            capacity = self.layout.max_num_batched_tokens
-            tokens = plan.plan_tokens(num_reqs, num_tokens, capacity, plan.STEP_TILE)
-            self._token_plans[sizes] = tokens
-        return tokens
-
     def _out_table(self, out: Sequence[torch.Tensor]) -> torch.Tensor:
         """Address, stride and width of each caller's table, on the device."""
         return self.kept_on_device(
@@ -259,66 +239,50 @@ class GpuBackend(DeviceBackend):
             )
         )
 
-    def _slots_variant(
-        self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
-    ) -> Variant:
-        by_request = self._by_request and not flat
-        name = "slots_by_request" if by_request else "slots_by_token"
-        choices = {"TILE": plan.TILE if flat else self._map_tile, "FLAT": flat, "REPLAY": replay}
-        return self._variant(name, index_dtype, slot_dtype, plan.MAP_WARPS, choices)
-
-    def _step_variant(
-        self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, whole: bool
-    ) -> Variant:
-        choices = {"TILE": plan.STEP_TILE, "WHOLE": whole, "REPLAY": replay}
-        return self._variant("step_kernel", index_dtype, slot_dtype, plan.STEP_WARPS, choices)
+    def _launch(self, *choice: Any) -> Launch:
+        """What launches the variant that `_variant` makes of this choice."""
+        launch = self._chosen.get(choice)
+        if launch is None:
+            launch = self._chosen[choice] = self._bound(self._variant(*choice))
+        return launch
 
     def _variant(
         self,
-        name: str,
+        kernel: str,
         index_dtype: torch.dtype,
         slot_dtype: torch.dtype,
-        num_warps: int,
-        choices: dict[str, int],
+        replay: bool,
+        flat_or_whole: bool,
     ) -> Variant:
-        """A kernel with those constants that it declares, of all that are chosen."""
-        values = choices | {
-            "PAD_TILE": plan.PAD_TILE,
-            "ENTRIES": plan.ENTRIES,
-            "COLUMNS": plan.COLUMNS,
-            "STRETCH": plan.STRETCH,
-            "STRETCH_COST": plan.STRETCH_COST,
-            "PART": plan.PART,
-            "RECORDS": plan.RECORDS,
+        """A kernel with the constants that it declares: choices, and the sizes of plan.py.
+
+        Args:
+            kernel: the entry's name.
+            index_dtype: of idx_mapping, or of drafts' rows.
+            slot_dtype: of the slots.
+            replay: tokens may be replayed.
+            flat_or_whole: FLAT of `slots_kernel`, WHOLE of `step_kernel`.
+        """
+        is_step = kernel == "step_kernel"
+        by_request = self._by_request and not flat_or_whole
+        values = {
+            "TILE": plan.STEP_TILE if is_step else plan.REQUEST_TILE if by_request else plan.TILE,
+            "FLAT": flat_or_whole,
+            "WHOLE": flat_or_whole,
+            "BY_REQUEST": by_request,
             "POW2": self._powers_of_two,
             "SHARDED": self._sharded,
             "RING": self._has_ring,
             "NULLS": self.layout.null_block_id is not None,
+            "REPLAY": replay,
             "CHECKED": self.checked,
         }
-        declared = [a.name for a in arguments_of(_kernel(name)) if a.word == "constant"]
-        constants = tuple((constant, values[constant]) for constant in declared)
-        return Variant(name, index_dtype, slot_dtype, constants, num_warps, self._max_registers)
-
-    def _slots_launch(
-        self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, flat: bool
-    ) -> Launch:
-        key = (index_dtype, slot_dtype, replay, flat)
-        launch = self._slots_launches.get(key)
-        if launch is None:
-            launch = self._bound(self._slots_variant(*key))
-            self._slots_launches[key] = launch
-        return launch
-
-    def _step_launch(
-        self, index_dtype: torch.dtype, slot_dtype: torch.dtype, replay: bool, whole: bool
-    ) -> Launch:
-        key = (index_dtype, slot_dtype, replay, whole)
-        launch = self._step_launches.get(key)
-        if launch is None:
-            launch = self._bound(self._step_variant(*key))
-            self._step_launches[key] = launch
-        return launch
+        declared = [a.name for a in arguments_of(_kernel(kernel)) if a.word == "constant"]
+        constants = tuple(
+            (name, values[name] if name in values else getattr(plan, name)) for name in declared
+        )
+        warps = plan.STEP_WARPS if is_step else plan.MAP_WARPS
+        return Variant(kernel, index_dtype, slot_dtype, constants, warps, self._max_registers)
 
     def _bind(self, variant: Variant) -> Launch:
         kernel = _kernel(variant.kernel)

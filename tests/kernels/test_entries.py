@@ -15,14 +15,12 @@ from fused_slots.backends.entries import Argument, arguments_of
 from fused_slots.faults import ConfigurationError, FaultCode
 from fused_slots.groups import GroupKind
 from fused_slots.kernels import layout
-from fused_slots.kernels.gpu.slots import slots_by_request, slots_by_token
+from fused_slots.kernels.gpu.slots import slots_kernel
 from fused_slots.kernels.gpu.step import step_kernel
 from tests.kernels.offline import make_offline
 from tests.kernels.test_compile import RecordingLauncher
 
-ENTRIES = {
-    kernel.fn.__name__: kernel for kernel in (slots_by_token, slots_by_request, step_kernel)
-}
+ENTRIES = {kernel.fn.__name__: kernel for kernel in (slots_kernel, step_kernel)}
 KERNELS = Path(fused_slots.__file__).parent / "kernels"
 
 

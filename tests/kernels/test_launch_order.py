@@ -19,7 +19,7 @@ from tests.kernels.stub_launches import STREAM
 
 pytest.importorskip("triton.backends.nvidia")
 
-KERNELS = {"step_kernel", "slots_by_token", "slots_by_request"}
+KERNELS = {"step_kernel", "slots_kernel"}
 
 
 @pytest.fixture(scope="module", params=["prepared", "own call"])

@@ -19,11 +19,11 @@ from fused_slots.kernels.gpu.gather import gather_entries
 from fused_slots.kernels.gpu.structs import (
     Batch,
     Choices,
+    CopyChoices,
     Gather,
     Gathered,
     Output,
     Packet,
-    Sizes,
     Tables,
 )
 from fused_slots.kernels.gpu.tokens import map_or_pad
@@ -31,20 +31,13 @@ from fused_slots.kernels.layout import DESCRIPTOR_WIDTH, OFFSET, OFFSET_UNIT, WI
 
 
 @triton.jit
-def write_chunk(
-    program,
-    num_write_chunks,
-    generations_ptr,
-    packet,
-    tables,
-    g,
-    RECORDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def write_chunk(program, num_write_chunks, generations_ptr, packet, tables, g, choices):
     """Write one chunk of the new columns of RECORDS records, and with the first their lengths.
 
     A chunk is every num_write_chunks-th tile of COLUMNS columns, however long the records are.
     """
+    RECORDS: tl.constexpr = choices.RECORDS
+    COLUMNS: tl.constexpr = choices.COLUMNS
     max_num_reqs, num_groups = tables.max_num_reqs, tables.num_groups
     group = tables.descriptor_ptr + g * DESCRIPTOR_WIDTH
     record = (program // num_write_chunks) * RECORDS + tl.arange(0, RECORDS)
@@ -233,10 +226,9 @@ def step_kernel(
             packet,
             tables,
             g,
-            Sizes(ENTRIES, COLUMNS, STRETCH, STRETCH_COST, PART),
-            POW2,
-            WHOLE,
-            CHECKED,
+            CopyChoices(
+                ENTRIES, COLUMNS, STRETCH, STRETCH_COST, PART, RECORDS, POW2, WHOLE, CHECKED
+            ),
         )
     elif x < first_writer:
         batch = Batch(
@@ -272,6 +264,7 @@ def step_kernel(
             packet,
             tables,
             g,
-            RECORDS,
-            COLUMNS,
+            CopyChoices(
+                ENTRIES, COLUMNS, STRETCH, STRETCH_COST, PART, RECORDS, POW2, WHOLE, CHECKED
+            ),
         )

@@ -123,11 +123,25 @@ class Entry(NamedTuple):
     first_id: Any
 
 
-class Sizes(NamedTuple):
-    """Tile sizes of a gathering program; compile-time constants (fused_slots/plan.py)."""
+class Source(NamedTuple):
+    """Where a group's columns come from, and which share of them this program copies."""
+
+    table_ptr: Any
+    width: Any
+    ids_ptr: Any
+    helper: Any
+    num_helpers: Any
+
+
+class CopyChoices(NamedTuple):
+    """What gathering and writing programs are compiled for; sizes are those of plan.py."""
 
     ENTRIES: Any
     COLUMNS: Any
     STRETCH: Any
     STRETCH_COST: Any
     PART: Any
+    RECORDS: Any
+    POW2: Any
+    WHOLE: Any
+    CHECKED: Any

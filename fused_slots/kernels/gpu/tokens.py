@@ -1,7 +1,7 @@
 """Tiles of tokens to slots, and the padding behind them: device functions only (see formula.py).
 
 A program takes TILE consecutive tokens of one group and finds each token's request itself, so no
-mix of short and long requests starves a program.
+mix of short and long requests starves a program. In the base case it takes tiles of one request.
 """
 
 import triton
@@ -83,18 +83,7 @@ def find_request(token, entry, begin, end, index, batch):
 
 
 @triton.jit
-def map_tile(
-    live,
-    index,
-    token,
-    position,
-    replayed,
-    group,
-    tables,
-    packet,
-    choices,
-    SLOT_DTYPE: tl.constexpr,
-):
+def map_tile(live, index, token, position, replayed, group, tables, packet, output, choices):
     """Slots of a tile of tokens of one group, PAD where a token has none; faults are counted.
 
     STAGED: rows that this launch writes are read from the packet of staged writes where they
@@ -139,6 +128,7 @@ def map_tile(
         count_faults(
             tables, too_large, ROW_OUT_OF_RANGE, g, index, token, position, choices.CHECKED
         )
+    SLOT_DTYPE: tl.constexpr = output.slots_ptr.dtype.element_ty
     return slot_of(block_id, offset, found, group.column_size, SLOT_DTYPE)
 
 
@@ -170,18 +160,7 @@ def map_token_tile(tile, limit, output, batch, packet, tables, g, choices, TILE:
                 batch.query_start_loc_ptr + entry, mask=live & (entry >= 0), other=limit
             )
             count_repeated(live, index, token, position, first, batch, group, tables)
-    slots = map_tile(
-        live,
-        index,
-        token,
-        position,
-        replayed,
-        group,
-        tables,
-        packet,
-        choices,
-        output.slots_ptr.dtype.element_ty,
-    )
+    slots = map_tile(live, index, token, position, replayed, group, tables, packet, output, choices)
     tl.store(output.slots_ptr + token, slots, mask=token < output.capacity)
 
 
@@ -210,6 +189,51 @@ def map_or_pad(
         # A negative number of tokens leaves all of num_tiles' tiles to them.
         begin = tl.maximum(tl.cdiv(tl.minimum(given, limit), TILE), num_tiles) * TILE
         pad_tail(output.slots_ptr, begin, output.capacity, x - num_tiles, output.num_pad, PAD_TILE)
+
+
+@triton.jit
+def map_request_or_pad(
+    x, output, batch, packet, tables, g, choices, TILE: tl.constexpr, PAD_TILE: tl.constexpr
+):
+    """Program x of the base case: every num_tiles-th tile of a request, then padding."""
+    given = tl.load(batch.query_start_loc_ptr + batch.num_reqs)
+    num_tokens = tl.maximum(tl.minimum(given, tl.minimum(output.capacity, batch.num_positions)), 0)
+    first_pad = batch.num_reqs * output.num_tiles
+    if x >= first_pad:
+        if x == first_pad:
+            count_cut_tokens(tables.faults_ptr, g, tables.num_groups, given, num_tokens)
+            count_narrow_view(tables, g, given, batch)
+        # Tokens before the first request's are nobody's.
+        before = tl.minimum(tl.maximum(tl.load(batch.query_start_loc_ptr), 0), num_tokens)
+        pad_tail(output.slots_ptr, 0, before, x - first_pad, output.num_pad, PAD_TILE)
+        pad_tail(
+            output.slots_ptr, num_tokens, output.capacity, x - first_pad, output.num_pad, PAD_TILE
+        )
+    else:
+        entry = x // output.num_tiles
+        begin = tl.load(batch.query_start_loc_ptr + entry)
+        # Whatever the offsets are, tokens stay within the output and the positions.
+        begin = tl.minimum(tl.maximum(begin, 0), num_tokens)
+        end = tl.minimum(tl.load(batch.query_start_loc_ptr + entry + 1), num_tokens)
+        row = tl.load(batch.idx_mapping_ptr + entry)
+        group = load_group(tables, g)
+        first = begin + (x - entry * output.num_tiles) * TILE
+        for tile_begin in range(first, end, output.num_tiles * TILE):
+            token = tile_begin + tl.arange(0, TILE)
+            live = token < end
+            position = tl.load(batch.positions_ptr + token, mask=live, other=-1)
+            index = row + tl.zeros([TILE], tl.int32)
+            replayed = live
+            if choices.REPLAY:
+                replayed = replayed_tokens(position, entry, entry >= 0, batch)
+            if choices.CHECKED:
+                count_repeated(
+                    live, index, token, position, begin + token * 0, batch, group, tables
+                )
+            slots = map_tile(
+                live, index, token, position, replayed, group, tables, packet, output, choices
+            )
+            tl.store(output.slots_ptr + token, slots, mask=live)
 
 
 @triton.jit
