@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fused_slots import env
 from fused_slots.backends.base import Backend, Step
-from fused_slots.faults import ConfigurationError
+from fused_slots.faults import ConfigurationError, InvalidArgumentError, require_int
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.threads import guard_threads
+
+if TYPE_CHECKING:
+    from fused_slots.recording.flight import FlightRecorder
 
 CACHED_VIEWS = 64
 """Numbers of rows, and of tokens, for which views of the results are kept."""
@@ -45,6 +51,8 @@ class BaseTables:
     layout: TableLayout
     _rows: HostRows
     _backend: Backend
+    records_calls = True
+    """Whether FUSED_SLOTS_RECORD is meant for this class."""
 
     def _assemble(
         self, layout: TableLayout, backend: type[Backend], device: torch.device, checked: bool
@@ -78,6 +86,11 @@ class BaseTables:
         lengths.flags.writeable = False
         self.num_blocks = NumBlocks(lengths, self._backend.num_columns)
         self.slot_mappings = self._backend.slot_mappings
+        self.recorder: FlightRecorder | None = None
+        """What keeps the last calls, if it was asked for (`start_recording`)."""
+        num_calls = int(env.RECORD.read())
+        if num_calls and self.records_calls:
+            self.start_recording(num_calls)
         if checked:
             guard_threads(self)
 
@@ -92,6 +105,54 @@ class BaseTables:
             f"{layout.max_num_reqs} rows, {layout.max_num_batched_tokens} tokens, "
             f"{self._backend.name} backend on {self.device}>"
         )
+
+    def start_recording(self, num_calls: int) -> None:
+        """Keep the manager's last calls from now on, for `save_recording`.
+
+        FUSED_SLOTS_RECORD does so at construction. What each call was given on the device is
+        copied there, behind it; nothing waits.
+
+        Args:
+            num_calls: launches to keep; a recording holds so many at least, once there were as
+                many, and less than twice as many.
+
+        Raises:
+            ConfigurationError: num_calls is no positive int.
+            InvalidArgumentError: recording has started already, or a graph is being captured.
+        """
+        from fused_slots.recording.flight import FlightRecorder
+
+        num_calls = require_int("num_calls", num_calls, minimum=1)
+        self._backend.refuse_capture("start_recording")
+        if self.recorder is not None:
+            raise InvalidArgumentError(
+                "start_recording", expected="to be called once", actual="a second call"
+            )
+        self.recorder = FlightRecorder(self, num_calls)
+
+    def save_recording(self, path: str | Path) -> Path:
+        """Write the calls that were kept; waits for the device.
+
+        The file is for `fused-slots check` and `fused-slots replay`. It begins with the rows as
+        they were before the first call in it.
+
+        Args:
+            path: the file, `.npz.xz` by habit; its folder must exist.
+
+        Raises:
+            InvalidArgumentError: nothing is recorded, or a graph is being captured.
+            OSError: the file cannot be written.
+        """
+        if self.recorder is None:
+            raise InvalidArgumentError(
+                "save_recording",
+                expected="a manager that records",
+                actual="one that does not",
+                hint="Call start_recording first, or set FUSED_SLOTS_RECORD",
+            )
+        if self._waiting:
+            self._carry_out()
+        return self.recorder.save(path)
 
     # What vLLM reads of its own class, under its names.
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from fused_slots.faults import ConfigurationError
+from fused_slots.faults import ConfigurationError, FaultCode
 
 
 @dataclass(frozen=True)
 class Variable:
     """One environment variable: its name, the values it takes, its default and its meaning.
 
-    A `number` also takes any non-negative integer.
+    A `number` also takes any non-negative integer; where `text` says what it is, any text is taken
+    as it stands.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Variable:
     default: str
     meaning: str
     number: bool = False
+    text: str = ""
 
     def read(self) -> str:
         """The variable's value in lower case, or its default.
@@ -30,7 +32,10 @@ class Variable:
         Raises:
             ConfigurationError: the value is none of `choices`.
         """
-        value = os.environ.get(self.name, "").strip().lower() or self.default
+        value = os.environ.get(self.name, "").strip()
+        if self.text:
+            return value or self.default
+        value = value.lower() or self.default
         if value not in self.choices and not (self.number and value.isdecimal()):
             known = [*filter(None, self.choices), *(["a number"] if self.number else [])]
             raise ConfigurationError(self.name, expected=" or ".join(known), actual=repr(value))
@@ -83,7 +88,39 @@ PLAN = Variable(
     "GPUs only",
 )
 
-VARIABLES = (BACKEND, CHECKED, HOST, NULL_BLOCK, PLAN, VLLM, VLLM_MAMBA, WARMUP)
+RECORD = Variable(
+    "FUSED_SLOTS_RECORD",
+    ("0",),
+    "0",
+    "Calls of every manager that a recording begins with at the latest; 0: nothing is recorded",
+    number=True,
+)
+RECORD_DIR = Variable(
+    "FUSED_SLOTS_RECORD_DIR",
+    ("",),
+    "",
+    "Folder, which must exist, of recordings that a signal or a fault asks for",
+    text="a folder",
+)
+RECORD_FAULTS = Variable(
+    "FUSED_SLOTS_RECORD_FAULTS",
+    ("",),
+    "",
+    "Faults that write a recording, such as `null_block,column_out_of_row`, or `any`",
+    text="names of faults",
+)
+RECORD_SIGNAL = Variable(
+    "FUSED_SLOTS_RECORD_SIGNAL",
+    ("", "usr1", "usr2"),
+    "",
+    "Signal that writes a recording of every manager of the process behind its next call",
+)
+
+VARIABLES = (
+    *(BACKEND, CHECKED, HOST, NULL_BLOCK, PLAN),
+    *(RECORD, RECORD_DIR, RECORD_FAULTS, RECORD_SIGNAL),
+    *(VLLM, VLLM_MAMBA, WARMUP),
+)
 
 
 def checked() -> bool:
@@ -95,3 +132,18 @@ def null_block_id() -> int | None:
     """The block that FUSED_SLOTS_NULL_BLOCK names; None where it is unset."""
     value = NULL_BLOCK.read()
     return int(value) if value else None
+
+
+def record_faults() -> frozenset[str]:
+    """The names in FUSED_SLOTS_RECORD_FAULTS, in lower case.
+
+    Raises:
+        ConfigurationError: one is no fault's.
+    """
+    names = [name.strip().lower() for name in RECORD_FAULTS.read().split(",") if name.strip()]
+    known = ["any", *(code.name.lower() for code in FaultCode)]
+    for name in names:
+        if name not in known:
+            expected = ", ".join(known)
+            raise ConfigurationError(RECORD_FAULTS.name, expected=expected, actual=repr(name))
+    return frozenset(names)

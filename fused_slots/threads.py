@@ -24,6 +24,8 @@ CALLS = (
     "init_block_table_layout_tensors",
     "warmup",
     "take_faults",
+    "start_recording",
+    "save_recording",
     "explain",
     "check_integrity",
 )

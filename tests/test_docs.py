@@ -63,7 +63,8 @@ def test_settings_list_every_environment_variable() -> None:
                     variable.choices, key=lambda choice: choice != variable.default
                 )
             )
-            + ", a number" * variable.number,
+            + ", a number" * variable.number
+            + f", {variable.text}" * bool(variable.text),
             variable.meaning,
         )
         for variable in env.VARIABLES

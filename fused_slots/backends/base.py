@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from fused_slots.faults import Fault
@@ -57,6 +59,35 @@ class Step(NamedTuple):
     staged: HostRows | None = None
     tables_out: Sequence[torch.Tensor] | None = None
     slots_out: torch.Tensor | None = None
+
+
+class FaultReader(Protocol):
+    """Fault counters, int64 [codes + 1, G], as far as the device has come."""
+
+    def start(self) -> None:
+        """Begin to read them."""
+
+    def arrived(self) -> bool:
+        """Whether what was begun is done."""
+
+    def read(self) -> npt.NDArray[np.int64]:
+        """What was read, to keep; waits for the reading alone."""
+
+
+class HostFaults:
+    """Counters in host memory."""
+
+    def __init__(self, counts: npt.NDArray[np.int64]) -> None:
+        self._counts = counts
+
+    def start(self) -> None:
+        """Nothing: they are there."""
+
+    def arrived(self) -> bool:
+        return True
+
+    def read(self) -> npt.NDArray[np.int64]:
+        return self._counts.copy()
 
 
 class Backend(ABC):
@@ -127,6 +158,10 @@ class Backend(ABC):
     @abstractmethod
     def take_faults(self) -> list[Fault]:
         """Wait for the device, return the faults counted since the last call, and forget them."""
+
+    @abstractmethod
+    def fault_reader(self) -> FaultReader:
+        """A way to look at the fault counters without waiting for launches."""
 
     @abstractmethod
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fused_slots.backends.base import FAULT_DETAILS, Backend, Step
+from fused_slots.backends.base import FAULT_DETAILS, Backend, FaultReader, HostFaults, Step
 from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
 from fused_slots.host.rows import HostRows
@@ -150,6 +150,9 @@ class CpuBackend(Backend):
         faults = fault_records(self._fault_counts, detailed)
         self._fault_counts[:] = 0
         return faults
+
+    def fault_reader(self) -> FaultReader:
+        return HostFaults(self._fault_counts)
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         return LaunchPlan(

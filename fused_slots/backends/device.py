@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fused_slots.backends.base import Backend
+from fused_slots.backends.base import Backend, FaultReader, HostFaults
 from fused_slots.backends.descriptor import (
     check_int32_positions,
     descriptor_lines,
@@ -26,6 +26,7 @@ from fused_slots.backends.descriptor import (
     position_divisors,
 )
 from fused_slots.backends.launch import Launch, Launcher, Variant
+from fused_slots.backends.pinned import FaultsAside
 from fused_slots.faults import Fault, FaultCode, InvalidArgumentError, fault_records
 from fused_slots.groups import GroupKind
 from fused_slots.host.rows import HostRows
@@ -167,6 +168,11 @@ class DeviceBackend(Backend):
         counts = self._faults.to("cpu", torch.int64, copy=True).numpy()
         self._faults.zero_()
         return fault_records(counts, self.take_fault_details())
+
+    def fault_reader(self) -> FaultReader:
+        if self.device.type == "cpu":
+            return HostFaults(self._faults.numpy())
+        return FaultsAside(self._faults)
 
     def take_fault_details(self) -> list[Fault]:
         """The faults that were recorded one by one, which are then forgotten."""

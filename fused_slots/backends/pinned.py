@@ -123,3 +123,35 @@ def _pinned_memory_works(device: torch.device) -> bool:
     if not works:
         logger.warning("Pinned memory does not arrive intact; staged writes use pageable memory")
     return works
+
+
+class FaultsAside:
+    """Fault counters, copied beside the device's work, on a stream of their own.
+
+    Args:
+        counts: int64 [codes + 1, G] on the device.
+    """
+
+    @torch.inference_mode(False)
+    def __init__(self, counts: torch.Tensor) -> None:
+        self._counts, self._device = counts, counts.device
+        self._runtime = getattr(torch, counts.device.type)
+        self._stream = self._runtime.Stream(device=counts.device)
+        self._event = self._runtime.Event()
+        pinned = _pinned_memory_works(counts.device)
+        self._host = torch.zeros(counts.shape, dtype=torch.int64, device="cpu", pin_memory=pinned)
+
+    def start(self) -> None:
+        """Begin to copy them, as far as the launches have come."""
+        with self._runtime.stream(self._stream):
+            self._host.copy_(self._counts, non_blocking=True)
+            self._event.record()
+
+    def arrived(self) -> bool:
+        """Whether the copy is there."""
+        return bool(self._event.query())
+
+    def read(self) -> npt.NDArray[np.int64]:
+        """The copy, to keep; waits for it alone."""
+        self._event.synchronize()
+        return self._host.numpy().copy()

@@ -8,6 +8,8 @@ from fused_slots.cli.progress import announce, with_progress
 from fused_slots.cli.result import Result, Status, check_writable
 from fused_slots.groups import ContextParallel
 from fused_slots.inspect.report import KeptFindings, build_report
+from fused_slots.recording.as_scheduled import as_scheduled
+from fused_slots.recording.call_check import CallCheck
 from fused_slots.recording.check import ScheduleCheck
 from fused_slots.recording.schedule import load_schedule
 
@@ -18,8 +20,11 @@ def run_report(args: argparse.Namespace) -> Result:
     context_parallel = ContextParallel(args.cp_size, args.cp_rank, args.cp_interleave)
     schedule = load_schedule(args.recording, args.max_mib << 20)
     steps = len(schedule)
-    check = ScheduleCheck(schedule, with_progress(args, schedule, steps, "report"))
-    findings = KeptFindings.of(check)
+    checks = ScheduleCheck if schedule.settings is None else CallCheck
+    findings = KeptFindings.of(checks(schedule, with_progress(args, schedule, steps, "report")))
+    if schedule.settings is not None:
+        context_parallel = ContextParallel(*schedule.settings["context_parallel"])
+        schedule = as_scheduled(schedule)
     announce(args, "report: writing the page")
     page = build_report(
         schedule,

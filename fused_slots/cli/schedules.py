@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from fused_slots.cli.progress import announce, with_progress
 from fused_slots.cli.result import Result, Status, check_writable
 from fused_slots.faults import BackendUnavailableError
 from fused_slots.groups import ContextParallel
-from fused_slots.inspect.demo import DemoReport, run_demo
+from fused_slots.inspect.demo import MAPPED, PADDED, DemoReport, run_demo
 from fused_slots.inspect.pictures import Film, require_matplotlib
 from fused_slots.recording.arrays import ScheduleError, ScheduleSizeError, UnknownRecordingError
+from fused_slots.recording.call_check import CallCheck
 from fused_slots.recording.check import ScheduleCheck
 from fused_slots.recording.replay import Replay
 from fused_slots.recording.schedule import Schedule, load_schedule
 from fused_slots.recording.shipped import list_recordings
+from fused_slots.reference import Outcome
 
 MAX_FINDINGS = 20
 """Findings printed in full; a document has up to fifty times as many."""
@@ -75,10 +78,14 @@ def run_check(args: argparse.Namespace) -> Result:
     """Check one recording."""
     steps, count = 0, 0
     findings: list[str] = []
+    check: ScheduleCheck | CallCheck | None = None
     try:
         schedule = _load(args, args.recording)
         steps = len(schedule)
-        for finding in ScheduleCheck(schedule, with_progress(args, schedule, steps, "check")):
+        watched = with_progress(args, schedule, steps, "check")
+        checks = ScheduleCheck if schedule.settings is None else CallCheck
+        check = checks(schedule, watched)
+        for finding in check:
             count += 1
             if count <= 50 * MAX_FINDINGS:
                 findings.append(finding)
@@ -93,12 +100,31 @@ def run_check(args: argparse.Namespace) -> Result:
         "num_findings": count,
         "findings": findings,
     }
+    did: list[str] = []
+    if isinstance(check, CallCheck):
+        document["calls"] = counts = call_counts(check)
+        did = [f"  {what}: {_listed(of_kind)}" for what, of_kind in counts.items()]
     if not count:
-        return Result(Status.GOOD, document, f"{args.recording}: {steps} steps, no finding")
-    lines = [f"{args.recording}: {count} finding{'s'[: count > 1]}", *findings[:MAX_FINDINGS]]
+        lines = [f"{args.recording}: {steps} steps, no finding", *did]
+        return Result(Status.GOOD, document, "\n".join(lines))
+    lines = [f"{args.recording}: {count} finding{'s'[: count > 1]}", *did, *findings[:MAX_FINDINGS]]
     if count > MAX_FINDINGS:
         lines.append(f"... and {count - MAX_FINDINGS} more")
     return Result(Status.FINDING, document, "\n".join(lines))
+
+
+def call_counts(check: CallCheck) -> dict[str, dict[str, int]]:
+    """What recorded calls did: tokens mapped, tokens padded by reason, rows gathered by kind."""
+    total = sum(check.outcomes, Counter[Outcome]())
+    return {
+        "mapped": {label: total[outcome] for outcome, label in MAPPED.items()},
+        "padded": {label: total[outcome] for outcome, label in PADDED.items()},
+        "rows gathered": dict(check.copies),
+    }
+
+
+def _listed(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {label}" for label, count in counts.items() if count) or "none"
 
 
 def _load(args: argparse.Namespace, recording: str) -> Schedule:

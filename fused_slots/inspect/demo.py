@@ -14,8 +14,8 @@ from fused_slots.recording.replay import MAX_MISMATCHES, Mismatch, Replay, Repla
 from fused_slots.recording.schedule import Schedule
 from fused_slots.reference import Outcome
 
-_MAPPED = {Outcome.PAGED: "in a paged block", Outcome.RING: "in a ring"}
-_PADDED = {
+MAPPED = {Outcome.PAGED: "in a paged block", Outcome.RING: "in a ring"}
+PADDED = {
     Outcome.STATE_GROUP: "group of mode NONE (state)",
     Outcome.DUMMY: "dummy request (graph padding)",
     Outcome.REPLAYED: "replayed token of a shared block",
@@ -68,10 +68,10 @@ class DemoReport:
             "requests": len(self.requests),
             "tokens": replay.num_tokens,
             "events": {kind: self.events[kind] for kind in _EVENTS},
-            "slots_mapped": {label: total[outcome] for outcome, label in _MAPPED.items()},
+            "slots_mapped": {label: total[outcome] for outcome, label in MAPPED.items()},
             "slots_padded": {
                 "tail behind the last token": replay.num_tail,
-                **{label: total[outcome] for outcome, label in _PADDED.items()},
+                **{label: total[outcome] for outcome, label in PADDED.items()},
             },
             "groups": [
                 {
@@ -79,8 +79,8 @@ class DemoReport:
                     "block_size": group.block_size,
                     "kernel_block_size": group.tokens_per_column,
                     "kind": group.kind.word,
-                    "slots_mapped": sum(replay.outcomes[g][outcome] for outcome in _MAPPED),
-                    "slots_padded": sum(replay.outcomes[g][outcome] for outcome in _PADDED),
+                    "slots_mapped": sum(replay.outcomes[g][outcome] for outcome in MAPPED),
+                    "slots_padded": sum(replay.outcomes[g][outcome] for outcome in PADDED),
                     "blocks_in_use_max": int(blocks[:, g].max(initial=0)),
                     "blocks_in_use": _sampled(blocks[:, g]),
                 }
@@ -98,6 +98,7 @@ class DemoReport:
         """The report as a table."""
         document = self.document()
         time = document["microseconds_per_step"]
+        one_a_step = "   one a step" if self.schedule.settings is None else ""
         events = ", ".join(f"{n} {kind}" for kind, n in document["events"].items() if n)
         head = [
             f"{document['recording']}: {self.schedule.metadata.get('description', '')}",
@@ -105,7 +106,7 @@ class DemoReport:
             f"  {'steps':<34}{document['steps']:>12,}",
             f"  {'requests':<34}{document['requests']:>12,}   {events}",
             f"  {'tokens':<34}{document['tokens']:>12,}",
-            f"  {'launches':<34}{document['launches']:>12,}   one a step",
+            f"  {'launches':<34}{document['launches']:>12,}{one_a_step}",
             f"  {'microseconds a step, median':<34}{time['median']:>12,.0f}   "
             f"p20 {time['p20']:,.0f}, p80 {time['p80']:,.0f}, on {document['device']}, "
             "appends included",
@@ -132,10 +133,10 @@ class DemoReport:
         if self.picture:
             lines.append(f"  picture {self.picture}")
         if self.good:
+            other = "what the KV manager held" if self.schedule.settings is None else "the run's"
             return [
                 *lines,
-                "  Every gathered table and every slot equals the scalar reference and what "
-                "the KV manager held.",
+                f"  Every gathered table and every slot equals the scalar reference and {other}.",
             ]
         shown = [f"  {line}" for mismatch in self.mismatches for line in str(mismatch).split("\n")]
         return [*lines, f"  {self.replay.num_mismatches:,} MISMATCHES, the first of them:", *shown]

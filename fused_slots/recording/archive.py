@@ -20,9 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fused_slots.recording.arrays import ARRAYS, Int32Array, ScheduleError, ScheduleSizeError
+from fused_slots.recording.calls import CALL_ARRAYS
 
 FORMAT = "fused_slots schedule"
-FORMAT_VERSION = 1
+VERSIONS: Mapping[int, Mapping[str, bool]] = {1: ARRAYS, 2: CALL_ARRAYS}
+"""The arrays of each version: 1 a scheduler's steps, 2 the calls of a manager."""
 
 MAX_BYTES = 256 << 20
 """Default limit of what a file may ask for, in bytes; shipped recordings need 3 MB at most."""
@@ -48,24 +50,25 @@ _NPY = re.compile(
 )
 
 
-def pack(header: Mapping[str, Any], arrays: Mapping[str, Int32Array]) -> bytes:
+def pack(header: Mapping[str, Any], arrays: Mapping[str, Int32Array], version: int) -> bytes:
     """The bytes of a file; equal input gives equal bytes."""
-    text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, **header})
+    text = json.dumps({"format": FORMAT, "version": version, **header})
     content: dict[str, npt.NDArray[Any]] = {"header": np.frombuffer(text.encode(), np.uint8)}
-    content.update({array: arrays[array].astype("<i4") for array in ARRAYS})
+    content.update({array: arrays[array].astype("<i4") for array in VERSIONS[version]})
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for array, values in content.items():
             # A ZipInfo made by hand carries no time of day.
             with archive.open(zipfile.ZipInfo(f"{array}.npy"), "w") as file:
                 np.save(file, values.reshape(-1), allow_pickle=False)
-    return lzma.compress(buffer.getvalue(), preset=9)
+    # An engine waits for the calls of its manager to be written.
+    return lzma.compress(buffer.getvalue(), preset=9 if version == 1 else 1)
 
 
 def unpack(
     file: BinaryIO, source: str, max_bytes: int = MAX_BYTES
-) -> tuple[dict[str, Any], dict[str, Int32Array]]:
-    """Header and arrays of a file; `arrays.validate` is still to be called.
+) -> tuple[int, dict[str, Any], dict[str, Int32Array]]:
+    """Version, header and arrays of a file; the arrays are still to be validated.
 
     Args:
         file: read to its end.
@@ -77,27 +80,33 @@ def unpack(
     """
     stream, left = _Stream(file), max_bytes
     arrays: dict[str, npt.NDArray[Any]] = {}
+
+    def read(array: str, limit: int) -> npt.NDArray[Any]:
+        size = _entry_size(stream, f"{array}.npy")
+        check_size(source, size, limit, f"in {array}", max_bytes)
+        nonlocal left
+        left -= size
+        return _array(stream.read(size))
+
     try:
-        for array in ("header", *ARRAYS):
-            limit = max_bytes // _HEADER_SHARE if array == "header" else left
-            size = _entry_size(stream, f"{array}.npy")
-            check_size(source, size, limit, f"in {array}", max_bytes)
-            arrays[array] = _array(stream.read(size))
-            left -= size
-        stream.drain(_CONTAINER_BYTES)
-        header = json.loads(arrays.pop("header").tobytes(), parse_constant=_refuse_constant)
+        text = read("header", max_bytes // _HEADER_SHARE).tobytes()
+        header = json.loads(text, parse_constant=_refuse_constant)
         found = header.pop("format"), header.pop("version")
+        if found[0] == FORMAT and found[1] in VERSIONS:
+            arrays = {array: read(array, left) for array in VERSIONS[found[1]]}
+            stream.drain(_CONTAINER_BYTES)
     except ScheduleSizeError:
         raise
     except DAMAGE as error:
         raise damaged(source, error) from error
-    if found != (FORMAT, FORMAT_VERSION):
+    if not arrays:
+        versions = " or ".join(map(str, VERSIONS))
         raise ScheduleError(
             source,
-            expected=f"format {FORMAT!r} version {FORMAT_VERSION}",
+            expected=f"format {FORMAT!r} version {versions}",
             actual=f"format {found[0]!r} version {found[1]!r}",
         )
-    return header, arrays
+    return found[1], header, arrays
 
 
 def check_size(source: str, size: int, limit: int, what: str, max_bytes: int) -> None:

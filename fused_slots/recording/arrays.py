@@ -13,6 +13,8 @@ from fused_slots.groups import KVCacheGroup
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+AnyIntArray = npt.NDArray[Any]
+"""int32 or int64."""
 
 # Every array of a file: whether its second axis counts groups.
 ARRAYS = {
@@ -67,7 +69,7 @@ def validate(
         if values.dtype != np.int32 or values.ndim != 1 + ARRAYS[array]:
             actual = f"{values.dtype}, {values.ndim}-D"
             raise ScheduleError(array, expected=f"int32, {1 + ARRAYS[array]}-D", actual=actual)
-        _check_below(array, values, 2**31)
+        check_below(array, values, 2**31)
     entries, appends = int(arrays["step_entries"].sum()), int(arrays["step_appends"].sum())
     edits, steps = int(arrays["truth_edits"].sum()), len(arrays["step_entries"])
     lengths = {
@@ -78,22 +80,20 @@ def validate(
         **dict.fromkeys(("append_rows", "append_overwrite", "append_counts"), appends),
         "append_blocks": int(arrays["append_counts"].sum()),
     }
-    for array, length in lengths.items():
-        if len(arrays[array]) != length:
-            raise ScheduleError(array, expected=f"{length} items", actual=f"{len(arrays[array])}")
+    check_lengths(arrays, lengths)
     widths = np.array([group.max_num_blocks for group in groups])
     of_entries = np.broadcast_to(np.arange(len(groups)), arrays["truth_edits"].shape)
     of_edits = np.repeat(of_entries.reshape(-1), arrays["truth_edits"].reshape(-1))
-    _check_below("rows", arrays["rows"], max_num_reqs)
-    _check_below("append_rows", arrays["append_rows"], max_num_reqs)
-    _check_below("append_blocks", arrays["append_blocks"], num_blocks)
-    _check_below("edit_blocks", arrays["edit_blocks"], num_blocks)
-    _check_below("truth_blocks", arrays["truth_blocks"], widths + 1, groups, of_entries)
-    _check_below("edit_columns", arrays["edit_columns"], widths[of_edits], groups, of_edits)
-    _check_below("step_entries", arrays["step_entries"], max_num_reqs + 1)
+    check_below("rows", arrays["rows"], max_num_reqs)
+    check_below("append_rows", arrays["append_rows"], max_num_reqs)
+    check_below("append_blocks", arrays["append_blocks"], num_blocks)
+    check_below("edit_blocks", arrays["edit_blocks"], num_blocks)
+    check_below("truth_blocks", arrays["truth_blocks"], widths + 1, groups, of_entries)
+    check_below("edit_columns", arrays["edit_columns"], widths[of_edits], groups, of_edits)
+    check_below("step_entries", arrays["step_entries"], max_num_reqs + 1)
     tokens_before = np.concatenate([[0], ends(arrays["num_scheduled"])])
     tokens = np.diff(tokens_before[np.concatenate([[0], ends(arrays["step_entries"])])])
-    _check_below("tokens of a step", tokens, max_num_batched_tokens + 1)
+    check_below("tokens of a step", tokens, max_num_batched_tokens + 1)
 
 
 def describe(groups: Sequence[KVCacheGroup], g: int) -> str:
@@ -101,14 +101,30 @@ def describe(groups: Sequence[KVCacheGroup], g: int) -> str:
     return f"group {g} ({groups[g].name})" if groups[g].name else f"group {g}"
 
 
-def _check_below(
+def check_lengths(arrays: Mapping[str, Int32Array], lengths: Mapping[str, int]) -> None:
+    """Refuse arrays that are not as long as the counts of others say.
+
+    Raises:
+        ScheduleError: names the first of them.
+    """
+    for array, length in lengths.items():
+        if len(arrays[array]) != length:
+            raise ScheduleError(array, expected=f"{length} items", actual=f"{len(arrays[array])}")
+
+
+def check_below(
     array: str,
     values: npt.NDArray[Any],
     limit: Any,
     groups: Sequence[KVCacheGroup] = (),
     group_of: npt.NDArray[Any] | None = None,
 ) -> None:
-    bad = np.flatnonzero((values < 0) | (values >= limit))
+    """Refuse a negative item, or one that is not below its limit.
+
+    Raises:
+        ScheduleError: names the first of them, and its group where `group_of` is given.
+    """
+    bad = np.flatnonzero(np.ravel((values < 0) | (values >= limit)))
     if len(bad):
         item = bad[0]
         allowed = np.broadcast_to(limit, values.shape).reshape(-1)[item]

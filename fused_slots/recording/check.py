@@ -38,6 +38,10 @@ class FindingKind(Enum):
         "Double ownership: one block is written in one step for two requests, or in two groups, "
         "and each destroys what the other wrote."
     )
+    FAULT = (
+        "The device found no block for tokens that were to be mapped, or no such row, and padded "
+        "them: their keys and values are not written. `take_faults` and `stats` count them."
+    )
     HELD_TWICE = (
         "Double ownership: two requests hold one block in a group whose blocks are never shared, "
         "or two groups of one pool hold it. (A prefix that requests share through the prefix cache "
@@ -79,7 +83,7 @@ class Finding(str):
 
 
 class ScheduleCheck:
-    """Findings of a schedule whose file could be read, in the order of its steps; iterate it once.
+    """Findings of a scheduler's steps whose file could be read, in their order; iterate it once.
 
     - Every row named once a step, no request in two rows, no row over its capacity.
     - The rows that the appends build hold the KV manager's blocks (which may be null where the

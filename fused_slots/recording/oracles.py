@@ -14,8 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fused_slots.faults import INT32_MAX
 from fused_slots.groups import NULL_BLOCK_ID, PAD_SLOT_ID, ContextParallel, KVCacheGroup
-from fused_slots.recording.schedule import Append, ScheduleStep
+from fused_slots.recording.arrays import AnyIntArray
+from fused_slots.recording.steps import Append, ScheduleStep
 from fused_slots.reference import Outcome, gathered_row, map_token
 
 Array = npt.NDArray[np.int64]
@@ -33,23 +35,26 @@ FAULTS = (
 class Batch:
     """One step as the manager is given it: recorded entries first, then dummies of one token.
 
+    A recorded call is given as it was.
+
     Attributes:
         idx_mapping, query_start_loc, positions: with the dummies.
         replay_start: per batch entry, 0 = none.
         num_reqs: recorded entries, without dummies.
+        num_tokens: tokens of the batch, those of dummies included; as many as have room.
+        replay_len: per batch entry, where a call gave it.
+        has_computed: num_computed_tokens is given.
     """
 
-    idx_mapping: npt.NDArray[np.int32]
+    idx_mapping: AnyIntArray
     query_start_loc: npt.NDArray[np.int32]
     positions: Array
     replay_start: npt.NDArray[np.int32]
     num_computed_tokens: npt.NDArray[np.int32]
     num_reqs: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the batch, those of dummies included."""
-        return int(self.query_start_loc[-1])
+    num_tokens: int
+    replay_len: npt.NDArray[np.int32] | None = None
+    has_computed: bool = True
 
 
 class KVManagerOracle:
@@ -124,34 +129,35 @@ class ReferenceOracle:
         context_parallel: ContextParallel,
         replay_window: int,
         null_block_id: int | None = None,
+        num_rows: int = INT32_MAX,
     ) -> None:
         self._groups = groups
         self._widths = widths
         self._context_parallel = context_parallel
         self._replay_window = replay_window
         self._null_block_id = null_block_id
+        self._num_rows = num_rows
         self._rows: list[dict[int, array[int]]] = [{} for _ in groups]
         self.outcomes: list[Counter[Outcome]] = [Counter() for _ in groups]
 
     def append(self, append: Append) -> None:
-        """Follow one `append_block_ids` call."""
+        """Follow one call that changes a row."""
         for g, (group, block_ids) in enumerate(zip(self._groups, append.block_ids, strict=True)):
             n = group.columns_per_block
-            if append.overwrite or append.req_index not in self._rows[g]:
-                self._rows[g][append.req_index] = array("i")
-            self._rows[g][append.req_index].extend(
-                block_id * n + part for block_id in block_ids for part in range(n)
-            )
+            row = self._rows[g].setdefault(append.req_index, array("i"))
+            del row[append.kept(g, row[::n]) * n :]
+            row.extend(block_id * n + part for block_id in block_ids for part in range(n))
 
     def block_table(self, g: int, step: ScheduleStep, batch: Batch) -> Array:
         """Gathered table [batch entries, width] that group `g` must show."""
         table = np.zeros((len(batch.idx_mapping), self._widths[g]), np.int64)
+        computed = batch.num_computed_tokens
         for entry, row in enumerate(batch.idx_mapping.tolist()):
             table[entry] = gathered_row(
                 self._groups[g],
-                self._rows[g].get(row, ()) if row >= 0 else (),
+                self._rows[g].get(row, ()),
                 self._widths[g],
-                int(batch.num_computed_tokens[row]),
+                int(computed[row]) if batch.has_computed and 0 <= row < len(computed) else None,
                 self._context_parallel,
             )
         return table
@@ -160,26 +166,26 @@ class ReferenceOracle:
         """Slots [tokens] of group `g`."""
         group, counts = self._groups[g], self.outcomes[g]
         starts, positions = batch.query_start_loc.tolist(), batch.positions.tolist()
-        slots = []
+        slots = [PAD_SLOT_ID] * batch.num_tokens
         for entry, row in enumerate(batch.idx_mapping.tolist()):
+            tokens = range(starts[entry], min(starts[entry + 1], batch.num_tokens))
             if row < 0:
-                counts[Outcome.DUMMY if group.maps_slots else Outcome.STATE_GROUP] += (
-                    starts[entry + 1] - starts[entry]
-                )
-                slots += [PAD_SLOT_ID] * (starts[entry + 1] - starts[entry])
+                counts[Outcome.DUMMY if group.maps_slots else Outcome.STATE_GROUP] += len(tokens)
                 continue
-            columns = self._rows[g].get(row, ())
+            columns = self._rows[g].get(row, ()) if row < self._num_rows else None
             replay_start = int(batch.replay_start[entry])
-            for position in positions[starts[entry] : starts[entry + 1]]:
+            replay_len = None if batch.replay_len is None else int(batch.replay_len[entry])
+            for index in tokens:
                 token = map_token(
                     group,
                     columns,
-                    position,
+                    positions[index],
                     self._context_parallel,
                     replay_start,
                     self._replay_window,
-                    null_block_id=self._null_block_id,
+                    replay_len,
+                    self._null_block_id,
                 )
                 counts[token.outcome] += 1
-                slots.append(token.slot)
+                slots[index] = token.slot
         return np.array(slots, np.int64)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import IntegrityError, require_int
 from fused_slots.groups import NULL_BLOCK_ID, PAD_SLOT_ID, ContextParallel
 from fused_slots.recording.arrays import Int32Array
@@ -24,6 +23,13 @@ from fused_slots.recording.oracles import (
     KVManagerOracle,
     ReferenceOracle,
 )
+from fused_slots.recording.repeat import (
+    Results,
+    batch_of_call,
+    build_tables,
+    repeat_call,
+    state_digests,
+)
 from fused_slots.recording.schedule import Schedule, ScheduleStep
 from fused_slots.reference import Outcome
 
@@ -31,6 +37,8 @@ MAX_MISMATCHES = 10
 """Mismatches kept in full; further ones are counted."""
 
 CONTRACT = "the contract"
+
+RUN = "the run that was recorded (whose engine may have written there itself)"
 
 INTEGRITY_EVERY = 50
 """Steps between two `check_integrity` calls, which read every buffer back."""
@@ -109,19 +117,16 @@ class Replay:
     ) -> None:
         require_int("pad_requests_to", pad_requests_to, minimum=1)
         self.schedule = schedule
-        self.tables = AscendBlockTables.from_groups(
-            schedule.groups,
-            max_num_reqs=schedule.max_num_reqs,
-            max_num_batched_tokens=schedule.max_num_batched_tokens,
-            device=device,
-            context_parallel=context_parallel,
-            replay_window=replay_window,
-            num_blocks=schedule.num_blocks,
-        )
+        settings = schedule.settings
+        if settings is not None:
+            context_parallel = ContextParallel(*settings["context_parallel"])
+            replay_window = settings["replay_window"]
+        self.tables = build_tables(schedule, device, context_parallel, replay_window)
         self.tables.warmup()
         rules = (schedule.groups, self.tables.layout.widths, context_parallel, replay_window)
         self._kv_manager = KVManagerOracle(*rules)
-        self._reference = ReferenceOracle(*rules, self.tables.layout.null_block_id)
+        null = self.tables.layout.null_block_id
+        self._reference = ReferenceOracle(*rules, null, schedule.max_num_reqs)
         self._replay_window = replay_window
         self._pad_requests_to = pad_requests_to
         self._held: dict[int, tuple[int, tuple[Int32Array, ...]]] = {}
@@ -143,20 +148,22 @@ class Replay:
     def __iter__(self) -> Iterator[ReplayedStep]:
         for index, step in enumerate(self.schedule):
             batch = self._batch(step)
-            microseconds = self._drive(step, batch)
-            mismatches = list(self._judge(index, step, batch))
-            if index % INTEGRITY_EVERY == 0 or index == len(self.schedule) - 1:
+            microseconds, results = self._drive(step, batch)
+            mismatches = list(self._judge(index, step, batch, results))
+            last = index == len(self.schedule) - 1
+            if step.call is not None:
+                mismatches += self._compare_state(index) if last else ()
+            elif index % INTEGRITY_EVERY == 0 or last:
                 mismatches += self._check_faults(index)
                 mismatches += self._check_integrity(index)
             self.num_steps += 1
-            self.num_tokens += len(step.positions)
+            self.num_tokens += len(step.positions) if step.call is None else batch.num_tokens
             self.microseconds.append(microseconds)
             yield ReplayedStep(
                 index,
                 step,
                 tuple(
-                    table[: batch.num_reqs].cpu().numpy().astype(np.int64)
-                    for table in self.tables.input_block_tables
+                    _on_host(table[: batch.num_reqs]) for table in self.tables.input_block_tables
                 ),
                 microseconds,
                 self._blocks_in_use(step),
@@ -164,6 +171,8 @@ class Replay:
             )
 
     def _batch(self, step: ScheduleStep) -> Batch:
+        if step.call is not None:
+            return batch_of_call(step, step.call, self.schedule.max_num_batched_tokens)
         num_reqs, num_tokens = len(step.idx_mapping), len(step.positions)
         room = min(
             self.schedule.max_num_reqs - num_reqs,
@@ -184,11 +193,12 @@ class Replay:
             replay_start,
             step.num_computed_tokens,
             num_reqs,
+            num_tokens + dummies,
         )
 
-    def _drive(self, step: ScheduleStep, batch: Batch) -> float:
-        """Append and step; returns the microseconds of these calls alone."""
-        tables = self.tables
+    def _drive(self, step: ScheduleStep, batch: Batch) -> tuple[float, Results]:
+        """Append and step; returns the microseconds of these calls alone, and what they gave."""
+        tables, call = self.tables, step.call
         device = tables.device
         idx_mapping, query_start_loc, positions, computed, replay_start = (
             torch.from_numpy(values).to(device)
@@ -200,46 +210,72 @@ class Replay:
                 batch.replay_start,
             )
         )
+        results = Results(tables.input_block_tables, tables.slot_mappings)
         begin = time.perf_counter_ns()
         for append in step.appends:
-            tables.append_block_ids(append.req_index, append.block_ids, append.overwrite)
-        tables.step(
-            idx_mapping,
-            query_start_loc,
-            positions,
-            num_computed_tokens=computed,
-            replay_start=replay_start if self._replay_window else None,
-        )
+            append.stage(tables)
+        if call is not None:
+            results = repeat_call(tables, call, batch)
+        else:
+            tables.step(
+                idx_mapping,
+                query_start_loc,
+                positions,
+                num_computed_tokens=computed,
+                replay_start=replay_start if self._replay_window else None,
+            )
         # Reading one element back waits for the device.
         tables.slot_mappings[0, 0].item()
         microseconds = (time.perf_counter_ns() - begin) / 1000
         for append in step.appends:
             self._reference.append(append)
-        return microseconds
+        return microseconds, results
 
-    def _judge(self, index: int, step: ScheduleStep, batch: Batch) -> Iterator[Mismatch]:
-        slots = self.tables.slot_mappings.cpu().numpy().astype(np.int64)
+    def _judge(
+        self, index: int, step: ScheduleStep, batch: Batch, results: Results
+    ) -> Iterator[Mismatch]:
+        oracles: list[KVManagerOracle | ReferenceOracle] = [self._reference]
+        if step.call is None:
+            oracles.append(self._kv_manager)
         n = batch.num_tokens
+        slots = _on_host(results.slots)
         self._sha256.update(slots.tobytes())
         self.num_tail += slots[:, n:].size
         for g in range(len(self.schedule.groups)):
-            table = self.tables.input_block_tables[g].cpu().numpy().astype(np.int64)
-            self._sha256.update(table.tobytes())
             where = self.tables.layout.describe(g)
-            unpadded = n + np.flatnonzero(slots[g, n:] != PAD_SLOT_ID)
-            unused_rows = len(batch.idx_mapping)
-            dirty = np.argwhere(table[unused_rows:] != 0)
-            self.num_mismatches += len(unpadded) + len(dirty)
+            behind = slots[g, n:] if len(slots) else slots[:0]
+            unpadded = n + np.flatnonzero(behind != PAD_SLOT_ID)
+            self.num_mismatches += len(unpadded)
             for token in unpadded[:1].tolist():
                 what = f"the slot behind the last token, {token}, in {where}"
                 yield Mismatch(index, what, PAD_SLOT_ID, int(slots[g, token]), CONTRACT)
-            for row, column in dirty[:1].tolist():
-                cell = (unused_rows + row, column)
-                what = f"unused cell {list(cell)} in the gathered table of {where}"
-                yield Mismatch(index, what, 0, int(table[cell]), CONTRACT)
-            for oracle in (self._reference, self._kv_manager):
-                yield from self._compare_table(index, step, batch, g, table, oracle)
-                yield from self._compare_slots(index, step, batch, g, slots[g, :n], oracle)
+            table = _on_host(results.tables[g]) if results.tables else None
+            if table is not None:
+                self._sha256.update(table.tobytes())
+                yield from self._unused_cells(index, where, len(batch.idx_mapping), table)
+            for oracle in oracles:
+                if table is not None:
+                    yield from self._compare_table(index, step, batch, g, table, oracle)
+                if len(slots):
+                    yield from self._compare_slots(index, step, batch, g, slots[g, :n], oracle)
+
+    def _unused_cells(self, index: int, where: str, rows: int, table: Array) -> Iterator[Mismatch]:
+        dirty = np.argwhere(table[rows:] != 0)
+        self.num_mismatches += len(dirty)
+        for row, column in dirty[:1].tolist():
+            cell = (rows + row, column)
+            what = f"unused cell {list(cell)} in the gathered table of {where}"
+            yield Mismatch(index, what, 0, int(table[cell]), CONTRACT)
+
+    def _compare_state(self, index: int) -> Iterator[Mismatch]:
+        """Compare rows and slots at the end with those of the run that was recorded."""
+        replayed = state_digests(self.tables)
+        recorded = self.schedule.metadata.get("state") or {}
+        for what, digest in replayed.items():
+            found = recorded.get(what) if isinstance(recorded, dict) else None
+            if found is not None and found != digest:
+                self.num_mismatches += 1
+                yield Mismatch(index, f"the digest of {what}", str(found), digest, RUN)
 
     def _compare_table(
         self,
@@ -281,6 +317,7 @@ class Replay:
                 int(batch.idx_mapping[entry]),
                 int(batch.positions[token]),
                 int(batch.replay_start[entry]),
+                None if batch.replay_len is None else int(batch.replay_len[entry]),
             )
             yield Mismatch(
                 index,
@@ -323,3 +360,7 @@ class Replay:
             len(np.setdiff1d(np.concatenate([nothing, *of_group]), nothing))
             for of_group in ([blocks[g] for _, blocks in held.values()] for g in range(num_groups))
         )
+
+
+def _on_host(values: torch.Tensor) -> Array:
+    return values.cpu().numpy().astype(np.int64)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fused_slots.faults import require_int
-from fused_slots.groups import KVCacheGroup, SlotMappingMode
+from fused_slots.groups import ContextParallel, KVCacheGroup, SlotMappingMode
 from fused_slots.recording.archive import DAMAGE, MAX_BYTES, check_size, damaged, pack, unpack
 from fused_slots.recording.arrays import (
     ARRAYS,
@@ -29,46 +29,21 @@ from fused_slots.recording.arrays import (
     ends,
     validate,
 )
+from fused_slots.recording.calls import (
+    CALL_ARRAYS,
+    FIELDS,
+    bytes_of_call,
+    decode,
+    encode,
+    validate_calls,
+)
 from fused_slots.recording.shipped import list_recordings, read_recording
+from fused_slots.recording.steps import Append, Call, ScheduleStep
+
+__all__ = ["Append", "Call", "Schedule", "ScheduleStep", "load_recording", "load_schedule"]
 
 _MAX_TEXT = 1000
 """Characters of a name or an event."""
-
-
-@dataclass(frozen=True)
-class Append:
-    """One `append_block_ids` call; `block_ids` has one list of allocation block ids per group."""
-
-    req_index: int
-    block_ids: tuple[list[int], ...]
-    overwrite: bool
-
-
-@dataclass(frozen=True, eq=False)
-class ScheduleStep:
-    """What a runner does in one step (B batch entries, N tokens), and what the KV manager holds.
-
-    Attributes:
-        appends: in the order of the calls.
-        request_ids: int32 [B]; small numbers, unique per request.
-        idx_mapping: int32 [B]; the row of every entry.
-        query_start_loc: int32 [B + 1].
-        positions: int64 [N].
-        num_computed_tokens: int32 [max_num_reqs], by row; a row outside the batch keeps the value
-            of the last step that scheduled it.
-        expected_blocks: [group][entry], int32: all allocation block ids that the KV manager holds
-            for the request, by column. 0 is the null block: freed, or never needed.
-        events: for reports, such as "preempted 3" or "prefix hit 512 of 7".
-    """
-
-    appends: tuple[Append, ...]
-    request_ids: Int32Array
-    idx_mapping: Int32Array
-    query_start_loc: Int32Array
-    positions: Int64Array
-    num_computed_tokens: Int32Array
-    expected_blocks: tuple[tuple[Int32Array, ...], ...]
-    events: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +53,9 @@ class Schedule:
     Attributes:
         num_blocks: allocation blocks of the pool that all groups share; id 0 is the null block.
         metadata: how it was recorded, and counts of what happened in it.
+        settings: of the manager whose calls these are: widths (columns of a row, per group),
+            context_parallel (size, rank, interleave), replay_window, slot_dtype, null_block_id.
+            None = the steps of a scheduler.
     """
 
     name: str
@@ -88,6 +66,7 @@ class Schedule:
     metadata: Mapping[str, Any]
     _arrays: Mapping[str, Int32Array]
     _events: Mapping[int, tuple[str, ...]]
+    settings: Mapping[str, Any] | None = None
 
     @classmethod
     def from_steps(
@@ -100,15 +79,26 @@ class Schedule:
         max_num_batched_tokens: int,
         num_blocks: int,
         metadata: Mapping[str, Any],
+        settings: Mapping[str, Any] | None = None,
     ) -> Schedule:
-        """Encode `steps`.
+        """Encode `steps`; with `settings` each of them is a call.
 
-        `num_computed_tokens` of rows outside a step's batch is not kept.
+        `num_computed_tokens` of rows outside a scheduler's step is not kept.
 
         Raises:
             ScheduleError: a step does not fit the sizes given; the message names the array.
         """
         groups = tuple(groups)
+        header = {
+            "name": name,
+            "groups": groups,
+            "max_num_reqs": max_num_reqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "num_blocks": num_blocks,
+            "metadata": dict(metadata),
+        }
+        if settings is not None:
+            return cls._checked({**header, "settings": settings}, encode(steps, len(groups)), {})
         columns: dict[str, list[int]] = {array: [] for array in ARRAYS}
         events = {}
         truth = _empty_truth(groups, max_num_reqs)
@@ -122,18 +112,7 @@ class Schedule:
             raise ScheduleError(
                 f"step {index}", expected="a step that fits the groups and sizes", actual=str(error)
             ) from error
-        return cls._checked(
-            {
-                "name": name,
-                "groups": groups,
-                "max_num_reqs": max_num_reqs,
-                "max_num_batched_tokens": max_num_batched_tokens,
-                "num_blocks": num_blocks,
-                "metadata": dict(metadata),
-            },
-            arrays,
-            events,
-        )
+        return cls._checked(header, arrays, events)
 
     @classmethod
     def _checked(
@@ -143,6 +122,20 @@ class Schedule:
         events: Mapping[int, tuple[str, ...]],
     ) -> Schedule:
         num_groups = len(header["groups"])
+        if header.get("settings") is not None:
+            shaped = {
+                array: arrays[array].reshape(-1, num_groups) if by_group else arrays[array]
+                for array, by_group in CALL_ARRAYS.items()
+            }
+            shaped["calls"] = shaped["calls"].reshape(-1, len(FIELDS))
+            schedule = cls(**header, _arrays=shaped, _events=events)
+            validate_calls(
+                shaped,
+                groups=schedule.groups,
+                max_num_reqs=schedule.max_num_reqs,
+                num_blocks=schedule.num_blocks,
+            )
+            return schedule
         shaped = {
             array: arrays[array].reshape(-1, num_groups) if by_group else arrays[array]
             for array, by_group in ARRAYS.items()
@@ -168,7 +161,7 @@ class Schedule:
         return self._events
 
     def __len__(self) -> int:
-        return len(self._arrays["step_entries"])
+        return len(self._arrays["step_entries" if self.settings is None else "calls"])
 
     def __iter__(self) -> Iterator[ScheduleStep]:
         return self.steps()
@@ -180,6 +173,9 @@ class Schedule:
     def steps(self) -> Iterator[ScheduleStep]:
         """Decode from the first step on; every array of a step is the caller's to keep."""
         arrays = self._arrays
+        if self.settings is not None:
+            yield from decode(arrays, self.groups, self.max_num_reqs)
+            return
         entry_ends, append_ends = ends(arrays["step_entries"]), ends(arrays["step_appends"])
         edit_ends, block_ends = ends(arrays["truth_edits"]), ends(arrays["append_counts"])
         truth = _empty_truth(self.groups, self.max_num_reqs)
@@ -246,7 +242,10 @@ class Schedule:
             "metadata": dict(self.metadata),
             "events": [[index, list(texts)] for index, texts in self._events.items()],
         }
-        Path(path).write_bytes(pack(header, self._arrays))
+        if self.settings is not None:
+            header["settings"] = dict(self.settings)
+        version = 1 if self.settings is None else 2
+        Path(path).write_bytes(pack(header, self._arrays, version))
 
 
 def load_schedule(path: str | Path, max_bytes: int = MAX_BYTES) -> Schedule:
@@ -312,7 +311,7 @@ def _encode_step(
 
 
 def _parse(file: BinaryIO, source: str, max_bytes: int) -> Schedule:
-    header, arrays = unpack(file, source, max_bytes)
+    version, header, arrays = unpack(file, source, max_bytes)
     try:
         events = {int(index): _texts(texts) for index, texts in header.pop("events")}
         groups = tuple(
@@ -325,7 +324,15 @@ def _parse(file: BinaryIO, source: str, max_bytes: int) -> Schedule:
         _texts([header["name"], *(group.name for group in groups)])
         dict(**header["metadata"])
         rows, tokens = header["max_num_reqs"], header["max_num_batched_tokens"]
-        num_bytes = sum(4 * rows * group.row_width + 8 * tokens for group in groups)
+        widths = [group.row_width for group in groups]
+        num_bytes = 0
+        if (version == 2) != ("settings" in header):
+            raise ValueError("settings of a manager belong to version 2")
+        if version == 2:
+            header["settings"] = _settings(header["settings"], groups)
+            widths = header["settings"]["widths"]
+            num_bytes = bytes_of_call(arrays, header["settings"], len(groups))
+        num_bytes += sum(4 * rows * width + 8 * tokens for width in widths)
         check_size(source, num_bytes, max_bytes, "in block tables and slots", max_bytes)
         return Schedule._checked({**header, "groups": groups}, arrays, events)
     except ScheduleSizeError:
@@ -339,3 +346,22 @@ def _texts(texts: list[str]) -> tuple[str, ...]:
         if not isinstance(text, str) or len(text) > _MAX_TEXT:
             raise ValueError(f"a text of at most {_MAX_TEXT} characters is none: {str(text)[:50]}")
     return tuple(texts)
+
+
+def _settings(found: Mapping[str, Any], groups: tuple[KVCacheGroup, ...]) -> dict[str, Any]:
+    """The settings of a manager that a file gives, all of them and no others."""
+    widths = list(found["widths"])
+    for width, group in zip(widths, groups, strict=True):
+        minimum = group.max_num_blocks * group.columns_per_block
+        require_int("widths", width, minimum=minimum)
+    null = found["null_block_id"]
+    if found["slot_dtype"] not in ("int32", "int64"):
+        raise ValueError(f"slot_dtype {str(found['slot_dtype'])[:50]!r}")
+    ranks = ContextParallel(*found["context_parallel"])
+    return {
+        "widths": widths,
+        "context_parallel": [ranks.size, ranks.rank, ranks.interleave],
+        "replay_window": require_int("replay_window", found["replay_window"], minimum=0),
+        "slot_dtype": found["slot_dtype"],
+        "null_block_id": None if null is None else require_int("null_block_id", null, minimum=0),
+    }

@@ -111,6 +111,10 @@ class Storage:
         in_use = getattr(manager, "_in_use", None)
         if in_use is not None:
             guard_threads(self, _CALLS, in_use)
+        if manager.recorder is not None:
+            from fused_slots.recording.commits import record_commits
+
+            record_commits(self, manager.recorder)
 
     def _fill_constants(self) -> None:
         rows = torch.arange(len(self._batch_rows), dtype=torch.int32, device="cpu")

@@ -1,0 +1,119 @@
+"""What can be wrong with a manager's recorded calls, and what they did, counted token by token."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from fused_slots.groups import ContextParallel
+from fused_slots.recording.arrays import Int64Array, describe
+from fused_slots.recording.check import Finding, FindingKind
+from fused_slots.recording.oracles import FAULTS
+from fused_slots.recording.schedule import Schedule
+from fused_slots.recording.steps import Call, ScheduleStep
+from fused_slots.reference import Outcome, map_token
+
+
+class CallCheck:
+    """Findings in the calls of a manager, in their order; iterate it once.
+
+    - Tokens that the device padded as a fault (drafts and replays of graphs are counted alone:
+      engines capture them over empty rows).
+    - Slots, outside of rings and of block 0, that two tokens of one call write.
+
+    Args:
+        schedule: a recording with `settings`.
+        steps: its steps, where somebody watches them go by.
+
+    Attributes:
+        outcomes: per group, tokens by outcome.
+        copies: gathered rows by what changed in them since their entry was gathered last.
+    """
+
+    def __init__(self, schedule: Schedule, steps: Iterable[ScheduleStep] | None = None) -> None:
+        assert schedule.settings is not None
+        self._schedule, self._settings = schedule, schedule.settings
+        self._steps = schedule if steps is None else steps
+        self._ranks = ContextParallel(*self._settings["context_parallel"])
+        self._entries: dict[tuple[int, int], tuple[int, int]] = {}
+        self.outcomes: list[Counter[Outcome]] = [Counter() for _ in schedule.groups]
+        self.copies: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[Finding]:
+        for index, step in enumerate(self._steps):
+            assert step.call is not None
+            if step.call.gathers:
+                self._count_copies(step, step.call)
+            if step.call.maps or step.call.drafts:
+                yield from self._check_tokens(index, step, step.call)
+
+    def _count_copies(self, step: ScheduleStep, call: Call) -> None:
+        """Whole where another request stands in the entry, or its row was cut or started anew."""
+        for g, blocks_of in enumerate(step.expected_blocks):
+            for entry, (request, blocks) in enumerate(
+                zip(step.request_ids.tolist(), blocks_of, strict=True)
+            ):
+                if call.tables_out:
+                    self.copies["whole, into the caller's tables"] += 1
+                    continue
+                before = self._entries.get((g, entry), (-1, 0))
+                self._entries[g, entry] = request, len(blocks)
+                if before[0] != request or len(blocks) < before[1]:
+                    self.copies["whole"] += 1
+                else:
+                    self.copies["new columns" if len(blocks) > before[1] else "nothing new"] += 1
+
+    def _check_tokens(self, index: int, step: ScheduleStep, call: Call) -> Iterator[Finding]:
+        schedule, starts = self._schedule, step.query_start_loc.tolist()
+        positions = step.positions[: call.slots_width or schedule.max_num_batched_tokens].tolist()
+        for g, group in enumerate(schedule.groups):
+            writers: dict[int, int] = {}
+            n = group.columns_per_block
+            for entry, row in enumerate(step.idx_mapping.tolist()):
+                columns = np.repeat(step.expected_blocks[g][entry].astype(np.int64), n) * n
+                columns += np.arange(len(columns)) % n
+                faults: dict[Outcome, list[int]] = {}
+                for position in positions[max(starts[entry], 0) : max(starts[entry + 1], 0)]:
+                    outcome, slot = self._map(g, row, columns, position, entry, call)
+                    self.outcomes[g][outcome] += 1
+                    if outcome in FAULTS:
+                        faults.setdefault(outcome, []).append(position)
+                    elif outcome is Outcome.PAGED and slot >= group.block_size:
+                        other = writers.setdefault(slot, row)
+                        if other != row:
+                            text = (
+                                f"slot {slot} of {describe(schedule.groups, g)} is written by row "
+                                f"{row} (position {position}) and by row {other}"
+                            )
+                            block = slot // group.block_size
+                            yield Finding(
+                                *(FindingKind.WRITTEN_TWICE, index, text),
+                                row=row,
+                                group=g,
+                                block=block,
+                            )
+                for outcome, at in faults.items() if not (call.drafts or call.graph) else ():
+                    text = (
+                        f"{outcome.name.lower().replace('_', ' ')} in "
+                        f"{describe(schedule.groups, g)}: {len(at)} token{'s'[: len(at) > 1]} of "
+                        f"row {row}, which holds {len(columns)} columns, the first at position "
+                        f"{at[0]}"
+                    )
+                    yield Finding(FindingKind.FAULT, index, text, row=row, group=g)
+
+    def _map(
+        self, g: int, row: int, columns: Int64Array, position: int, entry: int, call: Call
+    ) -> tuple[Outcome, int]:
+        group = self._schedule.groups[g]
+        if row < 0:
+            return (Outcome.DUMMY if group.maps_slots else Outcome.STATE_GROUP), -1
+        replay: tuple[int, int, int | None] = (0, 0, None)
+        if call.replay_start is not None:
+            length = None if call.replay_len is None else int(call.replay_len[entry])
+            replay = int(call.replay_start[entry]), self._settings["replay_window"], length
+        known = columns.tolist() if row < self._schedule.max_num_reqs else None
+        null = self._settings["null_block_id"]
+        token = map_token(group, known, position, self._ranks, *replay, null)
+        return token.outcome, token.slot
