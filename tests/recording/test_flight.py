@@ -34,6 +34,7 @@ from fused_slots.recording.schedule import Schedule, load_schedule
 from fused_slots.reference import Outcome
 from fused_slots.vllm.deferral import DeferringBlockTables
 from fused_slots.vllm.v1 import MultiGroupBlockTable
+from tests.backends_under_test import BACKENDS, MakeTables
 
 GROUPS = [
     KVCacheGroup(16, 12, kernel_block_size=8, name="full"),
@@ -52,7 +53,11 @@ def build(
 
 def live(tables: AscendBlockTables, calls: int, seed: int) -> None:
     """Random calls of every kind, those with faults included."""
-    chance = random.Random(seed)
+    with tables.device:  # where tensors are made
+        _live(tables, calls, random.Random(seed))
+
+
+def _live(tables: AscendBlockTables, calls: int, chance: random.Random) -> None:
 
     def ids(count: int) -> list[int]:
         return [chance.randrange(60) for _ in range(count)]
@@ -122,8 +127,8 @@ def live(tables: AscendBlockTables, calls: int, seed: int) -> None:
             tables.gather_block_tables(rows, 8, out=out, num_computed_tokens=computed)
 
 
-def replayed(schedule: Schedule) -> Replay:
-    replay = Replay(schedule)
+def replayed(schedule: Schedule, device: str = "cpu") -> Replay:
+    replay = Replay(schedule, device=device)
     for step in replay:
         assert not step.mismatches, str(step.mismatches[0])
     assert not replay.num_mismatches
@@ -151,6 +156,24 @@ def test_a_ring_that_wrapped_replays_to_the_same_bits(
         assert (schedule.metadata["calls_before"] > 0) == (seed > 0)
         assert schedule.metadata["state"]["rows"] == state_digests(tables)["rows"]
         replayed(schedule)
+
+
+@pytest.mark.parametrize("make_tables", BACKENDS, ids=str)
+def test_a_run_of_any_backend_replays_on_any_other(
+    make_tables: MakeTables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FUSED_SLOTS_RECORD", "6")
+    tables = make_tables(
+        GROUPS, max_num_reqs=ROWS, max_num_batched_tokens=TOKENS, replay_window=2, null_block_id=5
+    )
+    live(tables, 14, 2)
+    schedule = load_schedule(tables.save_recording(tmp_path / "x.npz.xz"))
+    assert schedule.metadata["calls_before"] > 0
+    digests = set()
+    for other in BACKENDS:
+        monkeypatch.setenv("FUSED_SLOTS_BACKEND", other.backend)
+        digests.add(replayed(schedule, other.device).digest)
+    assert len(digests) == 1
 
 
 def test_a_recording_says_what_the_run_held(tmp_path: Path) -> None:
