@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import platform
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -79,6 +79,8 @@ class FlightRecorder:
         self._faults = FaultWatch(tables) if env.RECORD_FAULTS.read() else None
         self._last_file = -num_calls
         self._captured: list[_Recorded] = []
+        self._first_capture = self._number = 0
+        """Calls of the host before the first capture, and so far."""
         self._graphs = None
         if hasattr(torch.cuda, "CUDAGraph") and backend.device.type in ("cuda", "npu"):
             self._graphs = GraphRing(backend.layout, backend.device, num_calls)
@@ -99,8 +101,6 @@ class FlightRecorder:
 
     def restart(self) -> None:
         """Forget all calls; the recording begins with the tables as they are."""
-        self._number = 0
-        """Calls recorded so far, those of graphs apart."""
         self._older: list[_Recorded] = []
         self._newer: list[_Recorded] = []
         self.torn = 0
@@ -144,10 +144,12 @@ class FlightRecorder:
             for number, recorded in enumerate((*self._older, *self._newer), start=first + 1)
         ]
         if self._graphs is not None:
-            for order, call, inputs in self._graphs.replayed():
+            for host_calls, replay, call, inputs in self._graphs.replayed():
                 needed = sum(input_sizes(*self._captured[call][:3], layout.max_num_reqs))
-                if order[0] > first and len(inputs) >= needed:
-                    calls.append((order, self._captured[call], inputs))
+                # The device's count is kept from the first call behind the first capture on.
+                host_calls = max(host_calls, self._first_capture)
+                if host_calls >= first and len(inputs) >= needed:
+                    calls.append(((host_calls, replay), self._captured[call], inputs))
             calls.sort(key=lambda call: call[0])
         rows, torn = _rows_of(layout, *self._older_tables)
         torn += self.torn
@@ -250,6 +252,8 @@ class FlightRecorder:
     ) -> None:
         if self._is_capturing():
             if self._graphs is not None:
+                if not self._captured:
+                    self._first_capture = self._number
                 self._graphs.capture(len(self._captured), parts)
                 self._captured.append(recorded._replace(kind=recorded.kind | Kind.GRAPH))
             return
@@ -325,12 +329,12 @@ class GraphRing:
         self.ring[:, :length].index_copy_(0, place, packet[:length].unsqueeze(0))
         self._replays.add_(1)
 
-    def replayed(self) -> list[tuple[tuple[int, int], int, npt.NDArray[np.int32]]]:
-        """Order, call and inputs of each replay that is still there."""
-        lines = self.ring.cpu().numpy()
-        return [
-            ((int(line[1]), int(line[2])), int(line[0]), line[3:]) for line in lines if line[0] >= 0
-        ]
+    def replayed(self) -> Iterator[tuple[int, int, int, npt.NDArray[np.int32]]]:
+        """Of each replay that is still there: the host's calls and the replays before it, the
+        number of the captured call, and its inputs."""
+        for line in self.ring.cpu().numpy():
+            if line[0] >= 0:
+                yield int(line[1]), int(line[2]), int(line[0]), line[3:]
 
 
 class FaultWatch:

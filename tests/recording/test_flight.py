@@ -10,11 +10,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
+from bench import flight_recorder
 from fused_slots import (
     AscendBlockTables,
     BlockTableError,
@@ -24,13 +26,16 @@ from fused_slots import (
     KVCacheGroup,
     SlotMappingMode,
 )
+from fused_slots.backends.base import Step
 from fused_slots.cli import main
 from fused_slots.recording.as_scheduled import as_scheduled
 from fused_slots.recording.call_check import CallCheck
 from fused_slots.recording.check import FindingKind, ScheduleCheck
+from fused_slots.recording.flight import GraphRing
 from fused_slots.recording.repeat import state_digests
 from fused_slots.recording.replay import Replay
 from fused_slots.recording.schedule import Schedule, load_schedule
+from fused_slots.recording.steps import Append
 from fused_slots.reference import Outcome
 from fused_slots.vllm.deferral import DeferringBlockTables
 from fused_slots.vllm.v1 import MultiGroupBlockTable
@@ -260,9 +265,10 @@ def test_lost_device_memory_begins_the_recording_anew(tmp_path: Path) -> None:
     live(tables, 10, 3)
     tables.block_tables[1].gpu.fill_(2)
     tables.init_block_table_layout_tensors()
+    before = tables.launches
     live(tables, 2, 4)
     schedule = load_schedule(tables.save_recording(tmp_path / "lost.npz.xz"))
-    assert schedule.metadata["calls_before"] == 0
+    assert len(schedule) == tables.launches - before + 1  # the rows as they were
     replayed(schedule)
 
 
@@ -373,6 +379,72 @@ def test_a_signal_without_a_folder_changes_nothing_but_the_log(
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert "FUSED_SLOTS_RECORD_DIR is not set" in caplog.text
+
+
+def test_replays_of_graphs_are_recorded_in_the_order_of_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU: what a capture would put into the graph runs at once, and for each replay."""
+    tables = build()
+    tables.start_recording(8)
+    recorder = tables.recorder
+    assert recorder is not None
+    recorder._graphs = GraphRing(tables.layout, tables.device, 8)
+    rows, starts = torch.tensor([1, 0]), torch.tensor([0, 2, 3], dtype=torch.int32)
+    positions = torch.tensor([0, 1, 2])
+
+    def replay() -> None:
+        number, recorder._captured = len(recorder._captured), recorder._captured[:1]
+        recorder._graphs.capture(0, [rows.view(torch.int32), starts, positions.view(torch.int32)])
+        assert number == 1
+        tables._backend.__class__.map_slots(tables._backend, Step(rows, starts, positions))
+
+    tables.append_block_ids(0, ([1], [2], [3], [4]), True)
+    tables.step(rows, starts, positions)
+    recorder._is_capturing = lambda: True
+    tables.compute_slot_mappings(rows, starts, positions, 3)
+    recorder._is_capturing = lambda: False
+    positions += 1
+    replay()
+    tables.append_block_ids(1, ([5], [6], [7], [8]), True)
+    tables.apply_staged_writes()
+    positions += 1
+    replay()
+    schedule = load_schedule(tables.save_recording(tmp_path / "graphs.npz.xz"))
+    calls = [(step.call.graph, step.positions.tolist(), len(step.appends)) for step in schedule]
+    assert calls == [
+        (False, [0, 1, 2], 1),
+        (True, [0, 1, 2], 0),
+        (True, [1, 2, 3], 0),
+        (False, [], 1),
+        (True, [2, 3, 4], 0),
+    ]
+    assert torch.equal(replayed(schedule).tables.slot_mappings, tables.slot_mappings)
+    for _ in range(20):  # the ring keeps the last ones, and those alone that are young enough
+        replay()
+    assert schedule_of(tables).metadata["calls_of_graphs"] == 8
+    for _ in range(16):
+        tables.append_block_ids(1, ([5], [6], [7], [8]), True)
+        tables.apply_staged_writes()
+    assert schedule_of(tables).metadata["calls_of_graphs"] == 0
+
+
+def schedule_of(tables: AscendBlockTables) -> Schedule:
+    assert tables.recorder is not None
+    return tables.recorder.schedule("here")
+
+
+def test_the_check_for_gpus_passes_on_the_cpu_and_can_fail() -> None:
+    report = flight_recorder.verify("cpu")
+    assert flight_recorder.is_good(report)
+    stage = Append.stage
+
+    def forgetful(append: Append, tables: AscendBlockTables) -> None:
+        if append.req_index != 3:
+            stage(append, tables)
+
+    with mock.patch.object(Append, "stage", forgetful):
+        assert not flight_recorder.is_good(flight_recorder.verify("cpu"))
 
 
 def test_report_shows_a_run_and_its_faults(
