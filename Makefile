@@ -146,16 +146,11 @@ test-report: $(ENV)
 		$(RUN) -m pytest tests/browser $(PYTEST_ARGS); \
 	else echo 'not run: the packages chromium and chromium-driver are missing'; fi
 
-# vllm-ascend's own kernels, to be compiled and counted beside ours: unpacked, never installed.
-PUBLIC := tests/ascend/.cache/vllm_ascend-0.30.0rc2
-public-kernels: $(PUBLIC)/.unpacked
-$(PUBLIC)/.unpacked: | .venv-ascend/.installed
-	@mkdir -p $(PUBLIC)
-	COMPILE_CUSTOM_KERNELS=0 SOC_VERSION=ascend910b3 .venv-ascend/bin/python -m pip download -q \
-		--no-deps --no-build-isolation --no-binary :all: -d $(PUBLIC) vllm-ascend==0.30.0rc2
-	tar -xzf $(PUBLIC)/*.tar.gz --strip-components=1 -C $(PUBLIC) --wildcards '*.py'
-	rm $(PUBLIC)/*.tar.gz
-	@touch $@
+# vllm-ascend's own kernels and those of its vllm, to be compiled and counted beside ours: unpacked,
+# never installed.
+public-kernels: .venv-ascend/.installed
+	.venv-ascend/bin/python -c 'from tests.releases.releases import fetch, fetch_source; \
+		fetch_source("vllm-ascend", "0.30.0rc2"); fetch("vllm", "0.30.0")'
 
 test-ascend: .venv-ascend/.installed public-kernels
 	.venv-ascend/bin/python -m pytest tests/ascend $(PYTEST_ARGS)

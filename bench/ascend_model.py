@@ -1,7 +1,8 @@
 """Microseconds of a launch on an Ascend NPU, by a model of four pipes; nothing here was timed.
 
-    .venv-ascend/bin/python bench/ascend_model.py            # fit, errors, table
-    .venv-ascend/bin/python bench/ascend_model.py --cores 40
+    python -m bench.ascend_model --table             # in .venv-ascend; the tables of docs/ascend.md
+    python -m bench.ascend_model --cores 40 --row "decode 256"
+    python -m bench.ascend_model --fit --held-out    # how well it does on the published times
 
 A launch's programs are executed from lowered code with a trace each (tests/ascend/hivm/order.py).
 The model replays a trace on the scalar unit, the vector unit and the two transfer engines with the
@@ -24,8 +25,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,13 +34,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "ascend")]
 
 import torch  # noqa: E402
+from hivm import Execution  # noqa: E402
 from hivm.order import Trace  # noqa: E402
 from hivm_backend import executed_on  # noqa: E402
-from public_kernels import Batch, one_group, one_launch  # noqa: E402
+from public_kernels import CP_INTERLEAVE, Batch, one_group, one_launch  # noqa: E402
+from public_step import public_step  # noqa: E402
 
-from fused_slots import AscendBlockTables, KVCacheGroup  # noqa: E402
+from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup  # noqa: E402
 
 A3_CORES = 48
+CORES_910B3 = 40
 Traces = list[Trace]
 
 
@@ -123,7 +127,7 @@ def program_ns(trace: Trace, costs: Costs) -> float:
     """One program on an idle core: its pipes run beside each other between flags and barriers."""
     now = 0.0  # of the scalar unit, which issues for all
     free: dict[str, float] = dict.fromkeys(("S", "V", "MTE2", "MTE3"), 0.0)
-    tokens: dict[Any, list[float]] = {}
+    tokens: dict[object, list[float]] = {}
     for kind, what, *_ in trace.actions:
         if kind == "scalar":
             now += costs.scalar * what
@@ -206,63 +210,127 @@ def fit(launches: Sequence[tuple[Published, Launch]]) -> Costs:
     return costs
 
 
-ROWS: dict[str, tuple[list[int], list[int], list[int]]] = {
-    "decode 256": ([1] * 256, [8000 - 100 * (i % 13) for i in range(256)], [16, 32, 64, 128]),
-    "MTP 64 x 4": ([4] * 64, [8000 - 100 * (i % 13) for i in range(64)], [16, 32, 64, 128]),
-    "prefill 4096": ([4096], [0], [16, 32, 64, 128]),
-    "63 + 2048": ([1] * 63 + [2048], [8000 - 100 * (i % 13) for i in range(63)] + [4000],
-                  [16, 32, 64, 128]),
-    "six groups, 1 x 4096": ([4096], [0], SIX),
-    "8 x 1024": ([1024] * 8, [256 * i for i in range(8)], [16, 32, 64, 128]),
-    "twelve groups, 1 x 8192": ([8192], [0], SIX * 2),
-    "32 x 128": ([128] * 32, [64 * i for i in range(32)], [16, 32, 64, 128]),
-    "twelve groups, 4 decodes": ([1] * 4, [8000, 7000, 500, 4000], SIX * 2),
+@dataclass(frozen=True)
+class Row:
+    """Query lengths, first positions, block sizes; `ranks` of context parallelism."""
+
+    lengths: list[int]
+    first: list[int]
+    sizes: list[int]
+    ranks: int = 1
+
+    @property
+    def batch(self) -> Batch:
+        return Batch(
+            self.lengths,
+            self.first,
+            self.sizes,
+            context=CONTEXT,
+            capacity=max(sum(self.lengths), 256),
+        )
+
+
+CONTEXT = 8192
+FOUR = [16, 32, 64, 128]
+ROWS: dict[str, Row] = {
+    "decode 256": Row([1] * 256, [8000 - 100 * (i % 13) for i in range(256)], FOUR),
+    "MTP 64 x 4": Row([4] * 64, [8000 - 100 * (i % 13) for i in range(64)], FOUR),
+    "prefill 4096": Row([4096], [0], FOUR),
+    "63 + 2048": Row(
+        [1] * 63 + [2048], [8000 - 100 * (i % 13) for i in range(63)] + [4000], FOUR
+    ),
+    "six groups, 1 x 4096": Row([4096], [0], SIX),
+    "8 x 1024": Row([1024] * 8, [256 * i for i in range(8)], FOUR),
+    "twelve groups, 1 x 8192": Row([8192], [0], SIX * 2),
+    "32 x 128": Row([128] * 32, [64 * i for i in range(32)], FOUR),
+    "twelve groups, 4 decodes": Row([1] * 4, [8000, 7000, 500, 4000], SIX * 2),
+    "context parallel 4, decode 64": Row([1] * 64, [8000 - 100 * (i % 13) for i in range(64)],
+                                         FOUR, ranks=4),
+    "context parallel 4, 1 x 4096": Row([4096], [0], FOUR, ranks=4),
 }  # fmt: skip
-"""Query lengths, first positions, block sizes."""
 
 
-def ours(name: str, cores: int, form: str) -> tuple[Traces, Any]:
-    """Traces and counts of our slots or steps on a row, on a manager of so many cores."""
-    lengths, first, sizes = ROWS[name]
-    groups = [KVCacheGroup(size, 8192 // size) for size in sizes]
+def ours(name: str, cores: int, form: str) -> list[Execution]:
+    """What a launch of ours does on a row, on a manager of so many cores.
+
+    Args:
+        name: of ROWS.
+        cores: that plans are made for.
+        form: "slots"; "steady", a step in which no row changes, after one of the same batch;
+            "writes", the same with the ids of all blocks that begin with one of its tokens.
+    """
+    row, batch = ROWS[name], ROWS[name].batch
     with executed_on("Ascend910B3", recorded=True, cores=cores):
         tables = AscendBlockTables.from_groups(
-            groups, max_num_reqs=max(len(lengths), 256),
-            max_num_batched_tokens=max(sum(lengths), 256),
-        )  # fmt: skip
-    for row in range(len(lengths)):
-        blocks = [list(range(row, row + 8192 // size)) for size in sizes]
-        tables.append_block_ids(row, blocks, overwrite=True)
+            [KVCacheGroup(k, batch.context // k, dcp_sharded=row.ranks > 1) for k in row.sizes],
+            max_num_reqs=max(len(row.lengths), 256),
+            max_num_batched_tokens=batch.width,
+            context_parallel=ContextParallel(row.ranks, 0, CP_INTERLEAVE if row.ranks > 1 else 1),
+        )
+    rows = list(range(len(row.lengths) - 1, -1, -1))
+    blocks = [list(range(1, 1 + batch.context // k)) for k in row.sizes]
+    begun = [
+        [-(-first // (k * row.ranks)) if form == "writes" else len(ids)
+         for k, ids in zip(row.sizes, blocks, strict=True)]
+        for first in row.first
+    ]  # fmt: skip
+    for at, counts in zip(rows, begun, strict=True):
+        ids = [ids[:n] for ids, n in zip(blocks, counts, strict=True)]
+        tables.append_block_ids(at, ids, overwrite=True)
     tables.apply_staged_writes()
-    batch = Batch(lengths, first, sizes)
-    arguments = [
-        torch.arange(len(lengths) - 1, -1, -1, dtype=torch.int32),
-        torch.from_numpy(batch.starts),
-        torch.from_numpy(batch.positions),
-    ]
-    num_tokens = sum(lengths)
-    for _ in range({"slots": 1, "whole step": 1, "steady step": 2}[form]):
-        if form == "slots":
-            tables.compute_slot_mappings(*arguments, num_tokens)
-        else:
-            tables.step(*arguments, num_tokens_padded=num_tokens)
-    done = tables._backend.launcher.executions[-1][1]
-    return done.traces, done
+    arguments = [torch.tensor(rows, dtype=torch.int32), torch.from_numpy(batch.starts),
+                 torch.from_numpy(batch.positions)]  # fmt: skip
+    if form == "slots":
+        tables.compute_slot_mappings(*arguments, sum(row.lengths))
+    else:
+        tables.step(*arguments, num_tokens_padded=sum(row.lengths))
+        for at, counts, first, length in zip(rows, begun, row.first, row.lengths, strict=True):
+            new = [
+                ids[n : -(-(first + length) // (k * row.ranks))]
+                for k, ids, n in zip(row.sizes, blocks, counts, strict=True)
+            ]
+            if any(new):
+                tables.append_block_ids(at, new, overwrite=False)
+        tables.step(*arguments, num_tokens_padded=sum(row.lengths))
+    return [tables._backend.launcher.executions[-1][1]]
 
 
-def theirs(name: str) -> tuple[Traces, Any]:
-    lengths, first, sizes = ROWS[name]
-    batch = Batch(lengths, first, sizes, capacity=max(sum(lengths), 256))
-    done = one_launch(batch, best=True, recorded=True)
-    return done.traces, done
+def theirs(name: str, form: str) -> list[Execution]:
+    """The public launches of a row.
+
+    Args:
+        name: of ROWS.
+        form: "slots", of the better of two kernels where both do; "step", their v2 runner's.
+    """
+    row, step = ROWS[name], _public_step(name)
+    if form == "step":
+        return step
+    if row.ranks > 1:
+        return step[-1:]
+    one = [one_launch(row.batch, best=True, recorded=True)]
+    return min(one, step[-1:], key=lambda launches: microseconds(launches, A3_CORES))
 
 
-def figures(done: Any, cores: int) -> str:
-    worst = done.worst_core(cores)
-    return (
-        f"{len(done.counts)} | {worst.scalar_ops + worst.casts}/{worst.vector_calls}/"
-        f"{worst.dma_transfers}/{worst.gm_scalar_loads}/{worst.barriers}"
-    )
+@cache
+def _public_step(name: str) -> list[Execution]:
+    return public_step(ROWS[name].batch, best=True, recorded=True, ranks=ROWS[name].ranks)
+
+
+def microseconds(launches: Sequence[Execution], cores: int) -> float:
+    """Of launches one after another."""
+    return sum(Launch(done.traces).microseconds(FITTED, cores) for done in launches)
+
+
+def figures(launches: Sequence[Execution], cores: int) -> str:
+    """Programs: scalar operations / vector calls / transfers / GM loads / barriers."""
+    parts = []
+    for done in launches:
+        worst = done.worst_core(cores)
+        parts.append(
+            f"{len(done.counts)}: {worst.scalar_ops + worst.casts}/{worst.vector_calls}/"
+            f"{worst.dma_transfers}/{worst.gm_scalar_loads}/{worst.barriers}"
+        )
+    return " + ".join(parts)
 
 
 def print_fit(held_out: bool) -> None:
@@ -282,27 +350,46 @@ def print_fit(held_out: bool) -> None:
                 print(f"  without {source}: {published.what} {error:+.0%}")
 
 
-def print_table(cores: int, rows: Sequence[str]) -> None:
-    print(f"| {cores} cores | public best | us | ours, slots | us | steady step | us |")
-    print("|---|---|---|---|---|---|---|")
-    for name in rows:
-        cells = []
-        forms = [ours(name, cores, form) for form in ("slots", "steady step")]
-        for traces, done in (theirs(name), *forms):
-            cells += [figures(done, cores), f"{Launch(traces).microseconds(FITTED, cores):.1f}"]
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+COLUMNS = (
+    "public slots", "us", "our slots", "us", "public step", "us", "our steady step", "us",
+    "our step with writes", "us", "slots: public / ours",
+    "public step / our steady step", "public step / ours with writes",
+)  # fmt: skip
+
+
+def print_table(cores: Sequence[int], rows: Sequence[str]) -> None:
+    """A table for each number of cores, as docs/ascend.md holds them."""
+    public = {(row, form): theirs(row, form) for row in rows for form in ("slots", "step")}
+    for number in cores:
+        print(f"\n| {number} cores | {' | '.join(COLUMNS)} |")
+        print("|---" * (len(COLUMNS) + 1) + "|")
+        for row in rows:
+            launches = [
+                public[row, "slots"], ours(row, number, "slots"), public[row, "step"],
+                ours(row, number, "steady"), ours(row, number, "writes"),
+            ]  # fmt: skip
+            times = [microseconds(launched, number) for launched in launches]
+            cells = [
+                cell
+                for launched, time in zip(launches, times, strict=True)
+                for cell in (figures(launched, number), f"{time:.1f}")
+            ]
+            ratios = [f"{times[a] / times[b]:.1f}" for a, b in ((0, 1), (2, 3), (2, 4))]
+            print(f"| {row} | {' | '.join([*cells, *ratios])} |", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cores", type=int, default=A3_CORES)
+    parser.add_argument("--table", action="store_true", help="all rows, at 40 and at 48 cores")
+    parser.add_argument("--cores", type=int, action="append")
+    parser.add_argument("--row", action="append", choices=list(ROWS))
     parser.add_argument("--fit", action="store_true", help="fit again and say how well it does")
     parser.add_argument("--held-out", action="store_true", help="fit without each set, too")
-    parser.add_argument("--row", action="append", choices=list(ROWS))
     options = parser.parse_args()
     if options.fit or options.held_out:
         print_fit(options.held_out)
-    print_table(options.cores, options.row or list(ROWS))
+    if options.table or options.cores or options.row:
+        print_table(options.cores or [CORES_910B3, A3_CORES], options.row or list(ROWS))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from hivm import CostReport, Module, cost_report, parse
+from hivm.bodies import Library, library
 
 ASCEND_910B3 = "Ascend910B3"
+ASCEND_A3 = "Ascend910_9391"
 ASCEND_950 = "Ascend950PR_9589"
 TARGETS = (ASCEND_910B3, ASCEND_950)
+CORES = {ASCEND_910B3: 40, ASCEND_A3: 48, ASCEND_950: 64}
+"""Vector cores. Code for an A3 is a 910B3's, which the gate tests."""
 
 _CACHE_VERSION = "1"
 # What triton-ascend's own driver passes on each family of devices, with the package's options.
@@ -81,7 +85,12 @@ class CompiledKernel:
 
     @cached_property
     def cost(self) -> CostReport:
-        return cost_report(self.module)
+        read = library(self.target)
+        return cost_report(self.module, read if isinstance(read, Library) else None)
+
+    @cached_property
+    def figures(self) -> dict[str, int]:
+        return self.cost.as_dict()
 
 
 def compile_variant(variant: Variant, target: str = ASCEND_910B3) -> CompiledKernel:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from compile import ASCEND_910B3, CompiledKernel, compile_variant
+from compile import ASCEND_910B3, CORES, CompiledKernel, compile_variant
 from compile import Variant as Compilation
 from hivm import EXACT, Alias, Execution, Modes, execute
 
@@ -100,7 +100,7 @@ class HivmBackend(HostAscend):
     modes: ClassVar[Modes] = EXACT
     seed: ClassVar[int] = 0
     recorded: ClassVar[bool] = False
-    cores: ClassVar[int] = 40
+    cores: ClassVar[int] = CORES[target]
 
     def count_cores(self) -> int:
         return self.cores
@@ -129,11 +129,11 @@ class HivmBackend(HostAscend):
 
 @contextmanager
 def executed_on(
-    target: str, *, modes: Modes = EXACT, seed: int = 0, recorded: bool = False, cores: int = 40
+    target: str, *, modes: Modes = EXACT, seed: int = 0, recorded: bool = False, cores: int = 0
 ) -> Iterator[None]:
-    """Managers built in this context run executed code of `target`."""
+    """Managers built in this context run executed code of `target`, with its cores or others."""
     attributes = {"target": target, "modes": modes, "seed": seed, "recorded": recorded,
-                  "cores": cores}  # fmt: skip
+                  "cores": cores or CORES[target]}  # fmt: skip
     chosen = type("HivmBackend", (HivmBackend,), attributes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fused_slots.block_tables.backend_class", lambda device: chosen)

@@ -1,17 +1,16 @@
 """vllm-ascend's own kernels, compiled and executed beside ours by the same program.
 
-Nothing of them stands in this repository: `make public-kernels` unpacks the release that is named
-here into `.cache`, and what is run is that file with its import lines replaced. "best" is the same
-file with the edits of `EDITS`, which take out what triton-ascend 3.2.0 lowers to scalar loops and a
+Nothing of them stands in this repository: `make public-kernels` unpacks the releases that are named
+here into `.cache`, and what is run is their text with import lines replaced. "best" is the same
+text with the edits of `EDITS`, which take out what triton-ascend 3.2.0 lowers to scalar loops and a
 newer compiler, by the times that its authors publish, does not.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,8 +18,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from compile import ASCEND_910B3, Variant, compile_variant
+from compile import ASCEND_910B3, Variant, cache_directory, compile_variant
 from hivm import Execution, Pointers, execute
+
+from tests.releases.releases import folder_of
 
 RELEASE = "0.30.0rc2"
 ONE_LAUNCH = "vllm_ascend/ops/triton/compute_slot_mapping.py"
@@ -33,27 +34,31 @@ _IMPORTS = (
     (r"from vllm\.triton_utils import .*", "import triton\nimport triton.language as tl"),
 )
 PAD = -1
+CP_INTERLEAVE = 16
+"""Consecutive tokens on a rank."""
 
 
 def folder() -> Path:
-    """Where the release is unpacked: FUSED_SLOTS_PUBLIC_KERNELS, or `.cache` beside this file."""
-    default = Path(__file__).parent / ".cache" / f"vllm_ascend-{RELEASE}"
-    return Path(os.environ.get("FUSED_SLOTS_PUBLIC_KERNELS", default))
+    """Where the release is unpacked."""
+    return folder_of("vllm-ascend", RELEASE)
 
 
 def is_there() -> bool:
     return (folder() / ONE_LAUNCH).exists()
 
 
-@cache
-def module(*, best: bool) -> ModuleType:
-    """The file of the one-launch kernels, as it is or with EDITS. Raises FileNotFoundError."""
-    text = (folder() / ONE_LAUNCH).read_text()
-    for pattern, replacement in (*_IMPORTS, *(EDITS if best else ())):
+def replaced(text: str, edits: Iterable[tuple[str, str]]) -> str:
+    """A release's text with every edit made, each of which must find its place."""
+    for pattern, replacement in edits:
         text, done = re.subn(pattern, replacement, text)
-        assert done, f"{pattern} is not in {ONE_LAUNCH} of {RELEASE}"
-    name = f"public_one_launch_{'best' if best else 'as_is'}"
-    path = folder() / f"{name}.py"
+        assert done, f"{pattern} is not in {RELEASE}"
+    return text
+
+
+def imported(name: str, text: str) -> ModuleType:
+    """A module of this text; Triton reads a kernel's source from its file."""
+    path = cache_directory() / f"{name}.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec
@@ -61,6 +66,13 @@ def module(*, best: bool) -> ModuleType:
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
+
+
+@cache
+def module(*, best: bool) -> ModuleType:
+    """The file of the one-launch kernels, as it is or with EDITS. Raises FileNotFoundError."""
+    text = replaced((folder() / ONE_LAUNCH).read_text(), (*_IMPORTS, *(EDITS if best else ())))
+    return imported(f"public_one_launch_{'best' if best else 'as_is'}", text)
 
 
 @dataclass(frozen=True)
@@ -91,15 +103,19 @@ class Batch:
         columns = -(-self.context // self.block_sizes[group])
         return np.arange(len(self.lengths) * columns, dtype=np.int32).reshape(-1, columns) + 1
 
-    def slots(self, group: int) -> np.ndarray:
-        """What a group's slot mapping must be, padded to the width."""
-        size = self.block_sizes[group]
+    def slots(self, group: int, ranks: int = 1) -> np.ndarray:
+        """What a group's slot mapping must be on the first rank of so many, to the width."""
+        size, p = self.block_sizes[group], self.positions
         rows = np.repeat(np.arange(len(self.lengths)), self.lengths)
-        found = self.table(group)[rows, self.positions // size] * size + self.positions % size
+        block, within = p // (size * ranks), p % (size * ranks)
+        stripe, offset = within // CP_INTERLEAVE, within % CP_INTERLEAVE
+        local = within if ranks == 1 else stripe // ranks * CP_INTERLEAVE + offset
+        found = self.table(group)[rows, block] * size + local
+        found[(stripe % ranks) > 0] = PAD
         return np.append(found, np.full(self.width - len(found), PAD)).astype(np.int32)
 
 
-_TYPES = {np.dtype(np.int32): "*i32", np.dtype(np.int64): "*i64"}
+_TYPES = {np.dtype(np.int32): "*i32", np.dtype(np.int64): "*i64", np.dtype(np.int8): "*i8"}
 
 
 def one_launch(batch: Batch, *, best: bool, recorded: bool = False) -> Execution:

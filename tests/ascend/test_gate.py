@@ -4,16 +4,18 @@ Costs are held by `budgets.json`: a figure above its budget fails with the diffe
 `python -m pytest tests/ascend/test_gate.py --write-budgets -n 0` records new ones. Ascend 950
 compiles ten times as slowly, so its gate takes the variants among which every two choices occur
 together, unless `--all-variants` is given; bench/verify_ascend.py takes all.
+An A3 has more cores than a 910B3 and the same code.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from all_variants import KINDS, RARE, pairwise, variants_by_kind
-from compile import ASCEND_910B3, ASCEND_950
+from compile import ASCEND_910B3, ASCEND_950, ASCEND_A3, CORES
 from hivm_backend import executed_on
 
 BUDGETS = Path(__file__).with_name("budgets.json")
@@ -26,8 +28,22 @@ BUDGETED = (
     "vector_calls",
     "dma_transfers",
     "scalar_ops",
+    "library_waits",
 )
-UB_GOAL = 96 * 1024
+RULES = {
+    "ub_bytes": 96 * 1024,
+    "scalar_loops": 0,
+    "locks": 0,
+    "library_loops_in_tile_loops": 0,
+    "library_events": 0,
+}
+"""What no variant may be above."""
+
+OPEN: dict[str, list[set[str]]] = {
+    "library_loops_in_tile_loops": [{"slot_i64", "runs"}],
+    "library_events": [{"slots_on_ascend", "runs", "pow2"}],
+}
+"""Variants that are, by words of their names, until their kernels are mended."""
 
 VARIANTS = variants_by_kind()
 ALL = [variant for variants in VARIANTS.values() for variant in variants]
@@ -47,10 +63,15 @@ def test_every_variant_compiles_within_its_budget(
     for variant in wanted:
         backend._bound(variant)
     costs = {
-        str(variant): {figure: kernel.cost.as_dict()[figure] for figure in BUDGETED}
+        str(variant): {figure: kernel.figures[figure] for figure in BUDGETED}
         for variant, kernel in backend.launcher.kernels.items()
     }
     assert len(costs) == len(wanted)
+    for figure, most in RULES.items():
+        broken = {str(v) for v, k in backend.launcher.kernels.items() if k.figures[figure] > most}
+        excepted = {name for name in costs if is_open(name, figure) and target == ASCEND_910B3}
+        assert broken - excepted == set(), figure
+        assert excepted - broken == set(), f"{figure}: take these out of OPEN"
     budgets = json.loads(BUDGETS.read_text()) if BUDGETS.exists() else {}
     if request.config.getoption("--write-budgets"):
         of_target = budgets.get(target, {}) | costs
@@ -67,6 +88,10 @@ def test_every_variant_compiles_within_its_budget(
     assert above == {}
 
 
+def is_open(variant: str, figure: str) -> bool:
+    return any(words <= set(variant.split("-")) for words in OPEN.get(figure, ()))
+
+
 def test_every_variant_has_a_budget_and_every_budget_a_variant() -> None:
     budgets = json.loads(BUDGETS.read_text())
     names = {str(variant) for variant in ALL}
@@ -79,17 +104,27 @@ def test_every_variant_has_a_budget_and_every_budget_a_variant() -> None:
     assert chosen <= set(budgets[ASCEND_950]) <= names
 
 
-@pytest.mark.parametrize("rule", ["no scalar loop", "no lock", "on-chip memory"])
-def test_budgets_keep_the_rules(rule: str) -> None:
+@pytest.mark.parametrize("figure", sorted({*RULES} & {*BUDGETED}))
+def test_budgets_keep_the_rules(figure: str) -> None:
     for target, variants in json.loads(BUDGETS.read_text()).items():
         for variant, cost in variants.items():
-            where = f"{variant} for {target}"
-            if rule == "no scalar loop":
-                assert cost["scalar_loops"] == 0, where
-            elif rule == "no lock":
-                assert cost["locks"] == 0, where
-            else:
-                assert cost["ub_bytes"] <= UB_GOAL, where
+            assert cost[figure] <= RULES[figure], f"{variant} for {target}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_code_for_an_a3_is_a_910b3s(kind: str) -> None:
+    """An A3 differs in its number of cores alone; what is checked of a 910B3's code holds there."""
+    chosen = [variant for variant in VARIANTS[kind] if variant in PAIRS]
+    texts = []
+    for target in (ASCEND_910B3, ASCEND_A3):
+        with executed_on(target):
+            backend = KINDS[kind].make()._backend
+        for variant in chosen:
+            backend._bound(variant)
+        kernels = [backend.launcher.kernels[variant] for variant in chosen]
+        assert {kernel.module.vector_cores for kernel in kernels} <= {CORES[target]}
+        texts.append([re.sub(r'"\w+_CORE_COUNT", \d+', "", kernel.hivm) for kernel in kernels])
+    assert texts[0] == texts[1]
 
 
 def test_chosen_variants_hold_every_two_choices_that_occur_together() -> None:

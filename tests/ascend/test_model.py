@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hivm.order import Instruction, Trace
 from public_kernels import RELEASE, Batch, is_there, module, one_launch
+from public_step import public_step, writes_of
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench import ascend_model
@@ -86,16 +87,15 @@ def test_published_times_are_met(published: ascend_model.Published) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("decode 256", "1028 | 1196/884/78/182/650"),
-        ("MTP 64 x 4", "260 | 322/238/21/49/175"),
-        ("prefill 4096", "20 | 49/34/3/7/25"),
-        ("63 + 2048", "260 | 341/269/24/49/198"),
-        ("six groups, 1 x 4096", "30 | 49/34/3/7/25"),
+        ("decode 256", "1028: 1196/884/78/182/650"),
+        ("MTP 64 x 4", "260: 322/238/21/49/175"),
+        ("prefill 4096", "20: 49/34/3/7/25"),
+        ("63 + 2048", "260: 341/269/24/49/198"),
+        ("six groups, 1 x 4096", "30: 49/34/3/7/25"),
     ],
 )
 def test_public_kernels_are_counted_as_written_down(row: str, expected: str) -> None:
-    _, done = ascend_model.theirs(row)
-    assert figures(done, 40) == expected
+    assert figures(ascend_model.theirs(row, "slots"), 40) == expected
 
 
 def test_best_differs_from_the_release_in_two_edits() -> None:
@@ -106,8 +106,29 @@ def test_best_differs_from_the_release_in_two_edits() -> None:
     assert loops[0] > 2 * loops[1], "the release's own text lowers to scalar loops here"
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_public_step_is_three_launches_and_loses_its_scalar_loops(ranks: int) -> None:
+    batch = Batch([4, 4, 4, 700], [14, 100, 200, 0], [16, 32])
+    as_is, best = (public_step(batch, best=best, ranks=ranks) for best in (False, True))
+    assert [len(done.counts) for done in as_is] == [3 if ranks == 1 else 2, 8, 10]
+    before, after = (sum(c.scalar_ops for c in launches[-1].counts) for launches in (as_is, best))
+    assert before > 2 * after if ranks > 1 else before == after
+
+
+def test_a_step_that_opens_no_block_writes_nothing() -> None:
+    assert writes_of(Batch([2, 2], [100, 64], [32]), 1) == [(0, 1, 2, 3)]
+    assert len(public_step(Batch([2], [100], [32]), best=True)) == 2
+
+
+@pytest.mark.parametrize("form", ["slots", "steady", "writes"])
+def test_our_side_of_the_table_is_one_launch(form: str) -> None:
+    [done] = ascend_model.ours("twelve groups, 4 decodes", 48, form)
+    assert done.traces
+    assert 0 < ascend_model.microseconds([done], 48) < 50
+
+
 def test_rows_are_batches() -> None:
-    for lengths, first, sizes in ROWS.values():
-        assert len(lengths) == len(first)
-        assert max(f + n for f, n in zip(first, lengths, strict=True)) <= 8192
-        assert sizes
+    for row in ROWS.values():
+        assert len(row.lengths) == len(row.first)
+        assert max(f + n for f, n in zip(row.first, row.lengths, strict=True)) <= 8192
+        assert row.sizes

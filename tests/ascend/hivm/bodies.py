@@ -28,7 +28,7 @@ def event_of(operands: list[int]) -> Event:
     return PIPES[source], PIPES[target], number
 
 
-@dataclass
+@dataclass(eq=False)
 class Library:
     """Functions of one bitcode file. Raises KeyError for a call that it does not hold."""
 
@@ -42,40 +42,47 @@ class Library:
         return str(binding.parse_bitcode(self.path.read_bytes()))
 
     @cached_property
-    def _functions(self) -> dict[str, str]:
-        """Text of every function with a body. (Printed whole: one by one each takes a second.)"""
-        parts = self._text.split("\ndefine ")[1:]
-        named = ((_CALLED.search(part), part) for part in parts)
-        return {m.group(1): part[: part.index("\n}\n")] for m, part in named if m}
+    def _parts(self) -> tuple[str, list[str]]:
+        """What stands outside functions, and their texts. (One by one each takes a second.)"""
+        first, *parts = self._text.split("\ndefine ")
+        cut = [part.partition("\n}\n") for part in parts]
+        return "".join([first, *(rest for *_, rest in cut)]), [body for body, *_ in cut]
+
+    @property
+    def head(self) -> str:
+        """Everything outside functions: types, globals, declarations."""
+        return self._parts[0]
+
+    @cached_property
+    def functions(self) -> dict[str, str]:
+        """Text of every function with a body, from behind `define` to before its last brace."""
+        return {m[1]: part for part in self._parts[1] if (m := _CALLED.search(part))}
 
     def holds(self, call: str) -> bool:
         """Whether a call of a lowered module, as it is written there, is a library function."""
-        return self._symbol(call) in self._functions
+        return self.symbol(call) in self.functions
 
     def events(self, call: str) -> frozenset[Event]:
         """Events that the call may set or wait for, whatever its operands."""
-        symbol = self._symbol(call)
-        if symbol not in self._functions:
+        if not self.holds(call):
             raise KeyError(call)
-        return self._closure(symbol)
+        return frozenset().union(*(self._link(name)[1] for name in self.closure(call)))
 
-    def _closure(self, name: str) -> frozenset[Event]:
-        seen: set[str] = set()
-        waiting, found = [name], set[Event]()
+    def closure(self, call: str) -> list[str]:
+        """The functions of a call's body: its own, those that this calls, and so on."""
+        found: dict[str, None] = {}
+        waiting = [self.symbol(call)]
         while waiting:
             name = waiting.pop()
-            if name in seen or name not in self._functions:
-                continue
-            seen.add(name)
-            called, events = self._link(name)
-            found |= events
-            waiting += called
-        return frozenset(found)
+            if name in self.functions and name not in found:
+                found[name] = None
+                waiting += self._link(name)[0]
+        return list(found)
 
     def _link(self, name: str) -> tuple[set[str], set[Event]]:
         """The functions that a function calls, and the events that it itself sets or waits for."""
         if name not in self._links:
-            calls = _CALL.findall(self._functions[name])
+            calls = _CALL.findall(self.functions[name])
             events = {
                 event_of([int(n) for n in re.findall(r"i64 (-?\d+)", operands)])
                 for called, operands in calls
@@ -84,8 +91,8 @@ class Library:
             self._links[name] = {called for called, _ in calls}, events
         return self._links[name]
 
-    def _symbol(self, call: str) -> str:
-        return call if call in self._functions else f"_mlir_ciface_{call}"
+    def symbol(self, call: str) -> str:
+        return call if call in self.functions else f"_mlir_ciface_{call}"
 
 
 class UnreadLibrary:

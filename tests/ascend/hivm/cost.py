@@ -6,12 +6,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
+from .bodies import Library
+from .body_costs import is_scalar_loop, of_size
 from .counts import static_counts
+from .events import collisions
 from .parser import Block, Function, Module, Operation
 
 _ELEMENT_BITS = {"i1": 1, "i8": 8, "i16": 16, "i32": 32, "i64": 64, "f16": 16, "f32": 32}
 _TRANSFER = ("load_gm_to_ubuf", "store_ubuf_to_gm")
 _ACCESS = ("memref.load", "memref.store")
+_TYPICAL = 128  # elements of an operand
 
 
 @dataclass
@@ -22,6 +26,10 @@ class CostReport:
     which `scalar_loops_in_tile_loops` must be zero. `discrete_loops`: loops that access GM element
     by element. `locks`: in-order locks (see library_910); one may hang the device. Nothing is
     multiplied by trip counts: dynamic counts come from executing the kernel.
+
+    What the bodies of library calls hold, where their library can be read: `library_loops`, calls
+    that are scalar loops inside, of which `library_loops_in_tile_loops` must be zero;
+    `library_waits` for events; `library_events` that are live across a call which uses them.
     """
 
     ub_bytes: int = 0
@@ -38,6 +46,10 @@ class CostReport:
     flags: int = 0
     barriers: int = 0
     locks: int = 0
+    library_loops: int = 0
+    library_loops_in_tile_loops: int = 0
+    library_waits: int = 0
+    library_events: int = 0
     calls: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, int]:
@@ -52,10 +64,12 @@ class _Loop:
     inner: list[_Loop] = field(default_factory=list)
 
 
-def cost_report(module: Module) -> CostReport:
+def cost_report(module: Module, library: Library | None = None) -> CostReport:
     """Reads the entry function (and, on 950, the vector functions that it calls)."""
     report = CostReport(ub_bytes=_ub_bytes(module.entry))
-    reader = _Reader(module, report)
+    reader = _Reader(module, report, library)
+    if library:
+        report.library_events = len(collisions(module, library))
     reader.read(_loops(module.entry), in_tile=False, is_loop=False)
     return report
 
@@ -64,6 +78,7 @@ def cost_report(module: Module) -> CostReport:
 class _Reader:
     module: Module
     report: CostReport
+    library: Library | None = None
 
     def read(self, loop: _Loop, in_tile: bool, is_loop: bool) -> None:
         report = self.report
@@ -93,11 +108,26 @@ class _Reader:
         report.scalar_ops += static.scalar_ops
         report.flags += static.flags
         report.barriers += static.barriers
+        loops = self._read_library(loop)
         if tile or in_tile:
+            report.library_loops_in_tile_loops += loops
             report.vector_calls_in_tile_loops += vectors
             report.scalar_ops_in_tile_loops += static.scalar_ops
         for inner in loop.inner:
             self.read(inner, in_tile or tile, is_loop=True)
+
+    def _read_library(self, loop: _Loop) -> int:
+        """Counts what the bodies of a loop's own calls hold; how many are scalar loops."""
+        called = [op.callee for op in loop.operations if op.callee and op.name.endswith("call")]
+        known = [call for call in called if self.library and self.library.holds(call)]
+        if not self.library or not known:
+            return 0
+        loops = sum(is_scalar_loop(self.library, call) for call in known)
+        self.report.library_loops += loops
+        self.report.library_waits += sum(
+            of_size(self.library, call, _TYPICAL).waits for call in known
+        )
+        return loops
 
 
 def _is_discrete(operations: list[Operation]) -> bool:

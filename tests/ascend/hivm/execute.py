@@ -44,7 +44,7 @@ class Execution:
     counts: list[Counts]
     traces: list[Trace] = field(default_factory=list)
 
-    def worst_core(self, cores: int = 40) -> Counts:
+    def worst_core(self, cores: int) -> Counts:
         return fold_on_cores(self.counts, cores)
 
 

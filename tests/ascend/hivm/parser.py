@@ -86,8 +86,11 @@ class Module:
 
     @property
     def vector_cores(self) -> int:
+        """Vector cores of the file's own target."""
         match = re.search(r'"VECTOR_CORE_COUNT", (\d+)', "\n".join(self.lines[:40]))
-        return int(match.group(1)) if match else 40
+        if match is None:
+            raise ValueError("the file names no number of vector cores")
+        return int(match.group(1))
 
 
 def walk(blocks: list[Block]) -> Iterator[Operation]:
