@@ -7,6 +7,7 @@ contents are looked at where the host can read them for nothing (the CPU backend
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,35 +43,37 @@ def check_vector(
         and (length := tensor.numel()) >= minimum_length
     ):
         return length
-    raise _vector_error(name, tensor, dtypes, device, minimum_length)
+    raise tensor_error(name, tensor, dtypes, device, (minimum_length,)) or InvalidArgumentError(
+        name, expected="a contiguous tensor", actual=layout_of(tensor)
+    )
 
 
-def _vector_error(
+def tensor_error(
     name: str,
     tensor: torch.Tensor | None,
     dtypes: tuple[torch.dtype, ...],
     device: torch.device,
-    minimum_length: int,
-) -> InvalidArgumentError:
-    """What is wrong with a tensor that `check_vector` refuses."""
+    minimum_shape: tuple[int, ...],
+) -> InvalidArgumentError | None:
+    """What is wrong with a tensor's type, dtype, shape or device; None = nothing."""
     if not isinstance(tensor, torch.Tensor):
-        return InvalidArgumentError(name, expected="a torch.Tensor", actual=type(tensor).__name__)
-    if tensor.dtype not in dtypes:
-        expected = " or ".join(map(str, dtypes))
-        return InvalidArgumentError(name, expected=expected, actual=str(tensor.dtype))
-    shape = tensor.shape
-    if len(shape) != 1 or shape[0] < minimum_length:
-        return InvalidArgumentError(
-            name, expected=f"shape [>= {minimum_length}]", actual=f"shape {list(shape)}"
-        )
-    if tensor.device != device:
-        return InvalidArgumentError(
-            name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
-        )
-    return InvalidArgumentError(name, expected="a contiguous tensor", actual=layout_of(tensor))
+        expected, actual = "a torch.Tensor", type(tensor).__name__
+    elif tensor.dtype not in dtypes:
+        expected, actual = " or ".join(map(str, dtypes)), str(tensor.dtype)
+    elif len(tensor.shape) != len(minimum_shape) or any(
+        size < least for size, least in zip(tensor.shape, minimum_shape, strict=True)
+    ):
+        sizes = ", ".join(f">= {least}" for least in minimum_shape)
+        expected, actual = f"shape [{sizes}]", f"shape {list(tensor.shape)}"
+    elif tensor.device != device:
+        expected, actual = f"a tensor on {device}", f"one on {tensor.device}"
+    else:
+        return None
+    return InvalidArgumentError(name, expected=expected, actual=actual)
 
 
-def layout_of(tensor: torch.Tensor) -> str:
+def layout_of(tensor: Any) -> str:
+    """How a tensor's elements lie, for an error message."""
     if tensor.layout is torch.strided:
         return f"stride {tensor.stride()}"
     return str(tensor.layout)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fused_slots.arguments import INDEX_DTYPES, layout_of
+from fused_slots.arguments import INDEX_DTYPES, layout_of, tensor_error
 from fused_slots.backends.base import Backend
 from fused_slots.faults import INT32_MAX, InvalidArgumentError
 from fused_slots.layout import TableLayout
@@ -25,22 +25,9 @@ def check_matrix(
     Raises:
         InvalidArgumentError: it is no tensor, or has the wrong dtype, shape, layout or device.
     """
-    if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(name, expected="a torch.Tensor", actual=type(tensor).__name__)
-    if tensor.dtype not in dtypes:
-        expected = " or ".join(map(str, dtypes))
-        raise InvalidArgumentError(name, expected=expected, actual=str(tensor.dtype))
+    if error := tensor_error(name, tensor, dtypes, device, minimum_shape):
+        raise error
     shape = tensor.shape
-    if len(shape) != 2 or shape[0] < minimum_shape[0] or shape[1] < minimum_shape[1]:
-        raise InvalidArgumentError(
-            name,
-            expected=f"shape [>= {minimum_shape[0]}, >= {minimum_shape[1]}]",
-            actual=f"shape {list(shape)}",
-        )
-    if tensor.device != device:
-        raise InvalidArgumentError(
-            name, expected=f"a tensor on {device}", actual=f"one on {tensor.device}"
-        )
     is_strided = tensor.layout is torch.strided
     if not is_strided or (shape[1] > 1 and tensor.stride(1) != 1):
         raise InvalidArgumentError(

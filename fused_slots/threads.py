@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from inspect import isfunction
 from threading import RLock
 from typing import Any
 
 from fused_slots.faults import InvalidArgumentError
 
-CALLS = (
-    "append_block_ids",
-    "clear_row",
-    "write_block_ids",
-    "resize_pools",
-    "apply_staged_writes",
-    "gather_block_tables",
-    "compute_slot_mappings",
-    "step",
-    "map_tokens",
-    "get_dummy_block_tables",
-    "get_dummy_slot_mappings",
-    "invalidate_gathered",
-    "init_block_table_layout_tensors",
-    "warmup",
-    "take_faults",
-    "start_recording",
-    "save_recording",
-    "explain",
-    "check_integrity",
-)
-"""The calls that may not overlap."""
 
-
-def guard_threads(tables: Any, calls: Sequence[str] = CALLS, in_use: Any = None) -> None:
-    """Make calls of this object raise while another thread is in one of them.
+def guard_threads(tables: Any, in_use: Any = None) -> None:
+    """Make the public methods of this object raise while another thread is in one of them.
 
     Its class becomes a subclass, so that managers that are not checked pay nothing.
 
     Args:
         tables: the object.
-        calls: its methods that may not overlap.
         in_use: the guard of the manager that it belongs to; None = one of its own.
     """
     tables._in_use = in_use or RLock()
     cls: type = type(tables)
     if cls not in _GUARDED:
-        _GUARDED[cls] = _guarded(cls, calls)
+        _GUARDED[cls] = _guarded(cls)
     tables.__class__ = _GUARDED[cls]
 
 
 _GUARDED: dict[type, type] = {}
 
 
-def _guarded(cls: type, calls: Sequence[str]) -> type:
+def _guarded(cls: type) -> type:
+    calls = [name for name in dir(cls) if name[0] != "_" and isfunction(getattr(cls, name))]
     members: dict[str, Any] = {name: _guard(cls, name) for name in calls}
     named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     return type(cls)(cls.__name__, (cls,), members | named)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
+from typing import NamedTuple
 
 import torch
 
@@ -11,34 +11,33 @@ from fused_slots import env
 from fused_slots.backends.base import Backend
 from fused_slots.faults import BackendUnavailableError, ConfigurationError
 
-BackendClass = type[Backend]
+
+class Registered(NamedTuple):
+    """A backend: where its class is ("module:class"), torch's device type, what pip installs."""
+
+    path: str
+    device: str
+    packages: str = ""
 
 
-def _load(module: str, name: str) -> Callable[[], BackendClass]:
-    def load() -> BackendClass:
-        backend: BackendClass = getattr(import_module(module), name)
-        return backend
-
-    return load
-
-
-_BACKENDS: dict[str, Callable[[], BackendClass]] = {
-    "ascend": _load("fused_slots.backends.ascend.device", "AscendBackend"),
-    "cpu": _load("fused_slots.backends.cpu", "CpuBackend"),
-    "cuda": _load("fused_slots.backends.cuda", "CudaBackend"),
-    "interpreter": _load("fused_slots.backends.interpreter", "InterpreterBackend"),
+_BACKENDS = {
+    "ascend": Registered(
+        "fused_slots.backends.ascend.device:AscendBackend",
+        "npu",
+        "torch-npu 'triton-ascend>=3.2,<3.3'",
+    ),
+    "cpu": Registered("fused_slots.backends.cpu:CpuBackend", "cpu"),
+    "cuda": Registered("fused_slots.backends.cuda:CudaBackend", "cuda", "'triton>=3.6'"),
+    "interpreter": Registered(
+        "fused_slots.backends.interpreter:InterpreterBackend", "cpu", "'triton>=3.6'"
+    ),
 }
 _BACKEND_OF_DEVICE = {"cpu": "cpu", "cuda": "cuda", "npu": "ascend"}
-_DEVICE_OF_BACKEND = {"ascend": "npu", "cpu": "cpu", "cuda": "cuda", "interpreter": "cpu"}
-_PACKAGES = {
-    "ascend": "torch-npu 'triton-ascend>=3.2,<3.3'",
-    "cuda": "'triton>=3.6'",
-    "interpreter": "'triton>=3.6'",
-}
+"""Unless FUSED_SLOTS_BACKEND names another one."""
 
 
 def _install(backend: str) -> str:
-    packages = _PACKAGES.get(backend)
+    packages = _BACKENDS[backend].packages
     return f"pip install {packages}" if packages else ""
 
 
@@ -64,7 +63,7 @@ def parse_device(device: str | torch.device) -> torch.device:
         ) from error
 
 
-def backend_class(device: torch.device) -> BackendClass:
+def backend_class(device: torch.device) -> type[Backend]:
     """The backend for a device: the one FUSED_SLOTS_BACKEND names, else by the device's type.
 
     Raises:
@@ -79,15 +78,17 @@ def backend_class(device: torch.device) -> BackendClass:
             expected=" or ".join(sorted(_BACKEND_OF_DEVICE)),
             actual=f"{device}" + (f" with FUSED_SLOTS_BACKEND={name}" if name else ""),
         )
-    if device.type != _DEVICE_OF_BACKEND[name]:
+    registered = _BACKENDS[name]
+    if device.type != registered.device:
         raise BackendUnavailableError(
             "device",
-            expected=f"{_DEVICE_OF_BACKEND[name]} with the {name} backend",
+            expected=f"{registered.device} with the {name} backend",
             actual=str(device),
             hint="FUSED_SLOTS_BACKEND names the backend",
         )
     try:
-        backend = _BACKENDS[name]()
+        module, _, class_name = registered.path.partition(":")
+        backend: type[Backend] = getattr(import_module(module), class_name)
     except ImportError as error:
         raise BackendUnavailableError(
             f"the {name} backend of device {device}",

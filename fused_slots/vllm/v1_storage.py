@@ -22,11 +22,6 @@ from fused_slots.groups import PAD_SLOT_ID, SlotMappingMode
 from fused_slots.host.block_ids import plain_ids, raise_over_capacity
 from fused_slots.threads import guard_threads
 
-_CALLS = (
-    *("write_row", "write_group_row", "clear_row", "move_row", "swap_row", "commit"),
-    *("pad_replayed", "restore_device_memory"),
-)
-"""What no second thread may call meanwhile, in checked mode."""
 _INTS = frozenset({int})
 _SHORT_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.uint32)
 INT64_MAX = 2**63 - 1
@@ -110,7 +105,7 @@ class Storage:
         self._scratch: torch.Tensor | None = None
         in_use = getattr(manager, "_in_use", None)
         if in_use is not None:
-            guard_threads(self, _CALLS, in_use)
+            guard_threads(self, in_use)
         if manager.recorder is not None:
             from fused_slots.recording.commits import record_commits
 
