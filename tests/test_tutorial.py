@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fused_slots import IntegrityError
+from fused_slots.cli import main
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "tutorial.md").read_text()
@@ -54,6 +55,23 @@ def test_a_block_that_is_freed_too_early_is_found_as_the_page_shows(engine: Path
     edit(engine, "self.tables.check_integrity(); ", "")
     with pytest.raises(AssertionError, match="not what the model says"):
         run(engine)
+
+
+def test_the_recording_of_the_broken_engine_shows_what_the_page_says(
+    engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(engine)
+    edit(engine, "request.computed - (WINDOW - 1)", "request.computed - 1")
+    edit(engine, "        check(", "        (")
+    made, asked = "engine = Engine(device)\n", "    for prompt, request in"
+    start, save = re.findall(r"^engine\.tables\..*$", PAGE, re.MULTILINE)
+    edit(engine, made, f"{made}    {start}\n")
+    edit(engine, asked, f"    {save}\n{asked}")
+    with pytest.raises(AssertionError, match="not what the model says"):
+        run(engine)
+    assert main(["check", "broken.npz.xz"]) == 1
+    assert f"$ fused-slots check broken.npz.xz\n{capsys.readouterr().out}```" in PAGE
+    assert main(["report", "broken.npz.xz", "-o", "page.html"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 
 from fused_slots.groups import ContextParallel
 from fused_slots.recording.arrays import Int64Array, describe
-from fused_slots.recording.check import Finding, FindingKind
+from fused_slots.recording.check import Finding, FindingKind, held_twice
 from fused_slots.recording.oracles import FAULTS
 from fused_slots.recording.schedule import Schedule
 from fused_slots.recording.steps import Call, ScheduleStep
@@ -22,6 +22,8 @@ class CallCheck:
     - Tokens that the device padded as a fault (drafts and replays of graphs are counted alone:
       engines capture them over empty rows).
     - Slots, outside of rings and of block 0, that two tokens of one call write.
+    - Blocks that two rows of a batch hold in a group that is not prefix-cacheable, those below
+      their windows apart.
 
     Args:
         schedule: a recording with `settings`.
@@ -46,6 +48,7 @@ class CallCheck:
             assert step.call is not None
             if step.call.gathers:
                 self._count_copies(step, step.call)
+                yield from self._check_holders(index, step, step.call)
             if step.call.maps or step.call.drafts:
                 yield from self._check_tokens(index, step, step.call)
 
@@ -64,6 +67,19 @@ class CallCheck:
                     self.copies["whole"] += 1
                 else:
                     self.copies["new columns" if len(blocks) > before[1] else "nothing new"] += 1
+
+    def _check_holders(self, index: int, step: ScheduleStep, call: Call) -> Iterator[Finding]:
+        groups, null = self._schedule.groups, self._settings["null_block_id"]
+        for g, group in enumerate(groups):
+            held_now = []
+            for row, held in zip(step.idx_mapping.tolist(), step.expected_blocks[g], strict=True):
+                first = 0
+                if len(held) and call.has_computed and group.sliding_window_reach:
+                    computed = int(step.num_computed_tokens[row]) - group.sliding_window_reach
+                    first = max(computed, 0) // group.block_size
+                readable = held[first if self._ranks.size == 1 else 0 :]
+                held_now.append(readable[readable != null] if null else readable)
+            yield from held_twice(groups, index, g, step.idx_mapping, held_now)
 
     def _check_tokens(self, index: int, step: ScheduleStep, call: Call) -> Iterator[Finding]:
         schedule, starts = self._schedule, step.query_start_loc.tolist()

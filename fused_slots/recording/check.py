@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 import numpy as np
 
-from fused_slots.groups import NULL_BLOCK_ID
-from fused_slots.recording.arrays import describe
+from fused_slots.groups import NULL_BLOCK_ID, KVCacheGroup
+from fused_slots.recording.arrays import AnyIntArray, Int32Array, describe
 from fused_slots.recording.schedule import Append, Schedule, ScheduleStep
 
 
@@ -193,19 +193,9 @@ class ScheduleCheck:
     def _check_holders(self, index: int, step: ScheduleStep) -> Iterator[Finding]:
         groups, held_in = self._schedule.groups, dict[int, int]()
         for g, blocks_of in enumerate(step.expected_blocks):
+            yield from held_twice(groups, index, g, step.idx_mapping, blocks_of)
             blocks = np.concatenate([*blocks_of, np.zeros(0, np.int32)])
-            rows = np.repeat(step.idx_mapping, [len(held) for held in blocks_of])
-            blocks, rows = blocks[blocks != NULL_BLOCK_ID], rows[blocks != NULL_BLOCK_ID]
-            if not groups[g].prefix_cacheable:
-                pairs = np.unique(np.stack([blocks, rows], axis=1), axis=0)
-                for place in np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0]).tolist():
-                    block, row = pairs[place].tolist()
-                    text = (
-                        f"block {block} of {describe(groups, g)}, which shares none, is held by "
-                        f"row {row} and by row {pairs[place + 1, 1]}"
-                    )
-                    where = {"row": row, "group": g, "block": block}
-                    yield Finding(FindingKind.HELD_TWICE, index, text, **where)
+            blocks = blocks[blocks != NULL_BLOCK_ID]
             for block in np.unique(blocks).tolist():
                 if (other := held_in.setdefault(block, g)) != g:
                     text = (
@@ -222,3 +212,26 @@ class ScheduleCheck:
         reach, final = group.sliding_window_reach, last // group.block_size
         written = first // group.block_size if group.maps_slots else final
         return max(first - reach, 0) // group.block_size if reach else written, written, final
+
+
+def held_twice(
+    groups: Sequence[KVCacheGroup],
+    index: int,
+    g: int,
+    rows: AnyIntArray,
+    blocks_of: Sequence[Int32Array],
+) -> Iterator[Finding]:
+    """Blocks of a group that shares none which two rows of step `index` hold; 0 is no block."""
+    if groups[g].prefix_cacheable:
+        return
+    blocks = np.concatenate([*blocks_of, np.zeros(0, np.int32)])
+    holders = np.repeat(rows, [len(held) for held in blocks_of])
+    pairs = np.stack([blocks, holders], axis=1)[blocks != NULL_BLOCK_ID]
+    pairs = np.unique(pairs, axis=0)
+    for place in np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0]).tolist():
+        block, row = pairs[place].tolist()
+        text = (
+            f"block {block} of {describe(groups, g)}, which shares none, is held by "
+            f"row {row} and by row {pairs[place + 1, 1]}"
+        )
+        yield Finding(FindingKind.HELD_TWICE, index, text, row=row, group=g, block=block)

@@ -482,6 +482,30 @@ def saved(tmp_path: Path) -> Path:
     return tables.save_recording(tmp_path / "saved.npz.xz")
 
 
+def test_a_block_that_two_rows_can_read_is_a_finding_where_none_is_shared(tmp_path: Path) -> None:
+    window = KVCacheGroup(
+        *(16, 4), kernel_block_size=8, prefix_cacheable=False, sliding_window_reach=7, name="window"
+    )
+    tables = AscendBlockTables.from_groups(
+        [window, KVCacheGroup(16, 4, name="full")], max_num_reqs=4, max_num_batched_tokens=8
+    )
+    tables.start_recording(10)
+    for row, ids in enumerate(([7, 3], [2, 7])):
+        tables.append_block_ids(row, [ids, ids], overwrite=True)
+    rows, starts = torch.tensor([0, 1, 9]), torch.zeros(4, dtype=torch.int32)
+    for computed in (22, 23):  # 23 - 7 = 16: block 0 lies below
+        tables.step(
+            *(rows, starts, torch.zeros(0, dtype=torch.int64)),
+            num_computed_tokens=torch.tensor([computed, 0, 0, 0], dtype=torch.int32),
+        )
+    tables.gather_block_tables(rows, 3)
+    tables.save_recording(tmp_path / "run.npz.xz")
+    found = list(CallCheck(load_schedule(tmp_path / "run.npz.xz")))
+    text = "block 7 of group 0 (window), which shares none, is held by row 0 and by row 1"
+    assert found == [f"step 0: {text}", f"step 2: {text}"]
+    assert {finding.kind for finding in found} == {FindingKind.HELD_TWICE}
+
+
 def test_reading_again_gives_the_same_bytes(tmp_path: Path) -> None:
     path = saved(tmp_path)
     load_schedule(path).save(tmp_path / "again.npz.xz")
