@@ -89,7 +89,7 @@ class GpuBackend(DeviceBackend):
             num_reqs, step.num_tokens_padded, capacity, self._map_tile, self._by_request
         )
         replay, starts, lens, window = self._replay(step)
-        launch = self._launch("slots_kernel", idx_mapping.dtype, out.dtype, replay, False)
+        launch = self._launch_of("slots_kernel", idx_mapping.dtype, out.dtype, replay, False)
         programs = tokens.num_tiles * (num_reqs if tokens.by_request else 1) + tokens.num_pad
         numbers = [out.stride(0), capacity, num_reqs, positions.shape[0]]
         numbers += [step.num_tokens_padded, window, tokens.num_tiles, tokens.num_pad]
@@ -100,7 +100,7 @@ class GpuBackend(DeviceBackend):
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
         num_tokens, capacity = rows.shape[0], out.shape[1]
         tokens = self._plan_tokens(0, num_tokens, capacity, plan.TILE)
-        launch = self._launch("slots_kernel", rows.dtype, out.dtype, False, True)
+        launch = self._launch_of("slots_kernel", rows.dtype, out.dtype, False, True)
         numbers = [out.stride(0), capacity, 0, num_tokens, num_tokens, 0]
         numbers += [tokens.num_tiles, tokens.num_pad, 1, 0]
         nothing = self._nothing
@@ -160,7 +160,7 @@ class GpuBackend(DeviceBackend):
     def step(self, step: Step) -> None:
         idx_mapping, query_start_loc, positions, num_reqs_padded, num_tokens_padded = step[:5]
         num_computed_tokens, staged, out = step.num_computed_tokens, step.staged, step.tables_out
-        layout, slots = self.layout, self.slot_mappings
+        layout, nothing = self.layout, self._nothing
         num_reqs = 0 if idx_mapping is None else idx_mapping.numel()
         gathered, num_entries = self.input_arena, 0
         if out is not None:
@@ -172,7 +172,7 @@ class GpuBackend(DeviceBackend):
         if query_start_loc is not None:
             capacity = layout.max_num_batched_tokens
             tokens = self._plan_tokens(num_reqs, num_tokens_padded, capacity, plan.STEP_TILE)
-        packet, written, write_chunks = self._nothing, 0, 0
+        packet, written, write_chunks = nothing, 0, 0
         if staged is not None:
             packet, longest = self.upload(staged.packet_size, staged.pack)
             written = staged.num_staged_rows
@@ -182,10 +182,9 @@ class GpuBackend(DeviceBackend):
         null_columns = num_computed_tokens is not None and not self._sharded
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
         whole = out is not None
-        launch = self._launch("step_kernel", index_dtype, layout.slot_dtype, replay, whole)
-        nothing = self._nothing
+        launch = self._launch_of("step_kernel", index_dtype, layout.slot_dtype, replay, whole)
         tensors = (
-            slots,
+            self.slot_mappings,
             gathered,
             nothing if idx_mapping is None else idx_mapping,
             nothing if query_start_loc is None else query_start_loc,
@@ -239,7 +238,7 @@ class GpuBackend(DeviceBackend):
             )
         )
 
-    def _launch(self, *choice: Any) -> Launch:
+    def _launch_of(self, *choice: Any) -> Launch:
         """What launches the variant that `_variant` makes of this choice."""
         launch = self._chosen.get(choice)
         if launch is None:

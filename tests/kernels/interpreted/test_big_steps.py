@@ -172,7 +172,7 @@ def test_no_launch_has_more_programs_than_cuda_launches(
     tables = make_tables([KVCacheGroup(8, 131_072)], max_num_reqs=512)
     backend, programs = tables._backend, []
     launch = lambda count, *_: programs.append(count)  # noqa: E731
-    monkeypatch.setattr(backend, "_launch", lambda *_: launch)
+    monkeypatch.setattr(backend, "_launch_of", lambda *_: launch)
     for row in range(512):
         tables.append_block_ids(row, [[1] * (131_072 if row == 0 else 1)], overwrite=True)
     idx, starts = int32(tables, range(512)), int32(tables, [0] * 513)

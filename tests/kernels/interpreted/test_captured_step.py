@@ -30,7 +30,7 @@ def test_rows_that_a_replay_fills_are_cleared_by_the_next_smaller_step(
     tables.warmup()
     backend: Any = tables._backend
     recorded = []
-    bind = backend._launch
+    bind = backend._launch_of
 
     def recording(*choice: Any) -> Any:
         launch = bind(*choice)
@@ -44,7 +44,7 @@ def test_rows_that_a_replay_fills_are_cleared_by_the_next_smaller_step(
     captured_idx = torch.tensor([5, 4, 3, 2, 1])
     with monkeypatch.context() as capture:
         capture.setattr(backend, "is_capturing", lambda: True)
-        capture.setattr(backend, "_launch", recording)
+        capture.setattr(backend, "_launch_of", recording)
         step(tables, captured_idx)
     ((launch, arguments),) = recorded
     assert step(tables, torch.tensor([0])) == [[1, 2]] + [[0, 0]] * 5
@@ -66,7 +66,7 @@ def test_rows_stay_dirty_while_a_capture_runs_nothing(
     step(tables, torch.tensor([0, 1, 2, 3, 4, 5]))
     with monkeypatch.context() as capture:
         capture.setattr(backend, "is_capturing", lambda: True)
-        capture.setattr(backend, "_launch", lambda *_: lambda *_: None)
+        capture.setattr(backend, "_launch_of", lambda *_: lambda *_: None)
         step(tables, torch.tensor([0, 1]))
     assert step(tables, torch.tensor([3])) == [[31, 32]] + [[0, 0]] * 5
 
