@@ -20,7 +20,7 @@ EXTRA_TESTS += $(if $(filter test-vllm,$(EXTRA_TESTS)),test-releases)
 MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 
 .PHONY: public-kernels help demo test test-main test-interpreted test-sanitizers \
-	test-wheel test-report test-ascend test-vllm docs test-docs \
+	test-wheel test-aarch64 test-report test-ascend test-vllm docs test-docs \
 	test-releases forget-coverage coverage lint bench bench-compare verify-long clean \
 	parts check check-main check-interpreted
 .NOTPARALLEL:
@@ -40,7 +40,7 @@ demo: $(ENV)
 	.venv/bin/fused-slots demo --output demo $(DEMO_ARGS)
 
 PARTS := forget-coverage test-main test-docs test-interpreted test-sanitizers test-triton test-wheel \
-	test-report $(EXTRA_TESTS) check-pythons coverage
+	test-aarch64 test-report $(EXTRA_TESTS) check-pythons coverage
 
 test:
 	+@.ci/parts $(PARTS)
@@ -131,14 +131,27 @@ check-pythons: $(ENV) .cache/pip/.installed
 	$(RUN) $(PIP_INSTALL) --target .cache/pip -c constraints.txt pip
 	@touch $@
 
-# The wheel is what users get: it must carry every file it needs and work without the source tree.
-test-wheel: $(ENV)
-	rm -rf build .cache/wheel && mkdir -p .cache/wheel
-	$(RUN) -m build --wheel --outdir .cache/wheel . > .cache/wheel/build.log \
-		|| { cat .cache/wheel/build.log; exit 1; }
-	$(PYTHON) -m venv .cache/wheel/venv
-	PIP_CONSTRAINT=constraints.txt .cache/wheel/venv/bin/python $(PIP_INSTALL) .cache/wheel/*.whl
-	cd .cache/wheel && venv/bin/python -I ../../tests/wheel_smoke.py venv/bin/fused-slots
+# The wheel is what users get: built from the sdist, it must carry every file it needs, run on any
+# Linux that this tag names, and work without the source tree. The sdist's own tests run in it.
+BUILT := .cache/wheel
+PLATFORM := manylinux_2_17_$(shell uname -m)
+test-wheel: $(ENV) .venv-artefacts/.installed
+	rm -rf build $(BUILT) && mkdir -p $(BUILT)/sdist
+	$(RUN) -m build --outdir $(BUILT) . > $(BUILT)/build.log || { cat $(BUILT)/build.log; exit 1; }
+	PATH=$(CURDIR)/.venv-artefacts/bin:$$PATH auditwheel repair --plat $(PLATFORM) \
+		-w $(BUILT)/manylinux $(BUILT)/*.whl
+	.venv-artefacts/bin/twine check --strict $(BUILT)/manylinux/*.whl $(BUILT)/*.tar.gz
+	$(RUN) -m tests.artefacts.contents $(BUILT)/manylinux/*.whl $(BUILT)/*.tar.gz
+	$(PYTHON) -m venv $(BUILT)/venv
+	PIP_CONSTRAINT=constraints.txt $(BUILT)/venv/bin/python $(PIP_INSTALL) $(BUILT)/manylinux/*.whl
+	cd $(BUILT) && venv/bin/python -I ../../tests/wheel_smoke.py venv/bin/fused-slots
+	tar -xzf $(BUILT)/*.tar.gz --strip-components=1 -C $(BUILT)/sdist
+	cd $(BUILT)/sdist && $(CURDIR)/$(RUN) setup.py -q build_ext --inplace && $(CURDIR)/$(RUN) -m pytest \
+		tests/test_reference.py tests/test_block_tables.py tests/test_host_halves.py tests/test_docs.py
+
+# Most Ascend hosts are aarch64.
+test-aarch64: $(ENV) .venv-artefacts/.installed
+	tests/artefacts/aarch64.sh $(RUN) .venv-artefacts/bin
 
 # The page of a recording is looked at in a browser.
 test-report: $(ENV)
