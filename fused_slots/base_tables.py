@@ -21,6 +21,7 @@ from fused_slots.threads import guard_threads
 
 if TYPE_CHECKING:
     from fused_slots.recording.flight import FlightRecorder
+    from fused_slots.stats import FaultTotals
 
 CACHED_VIEWS = 64
 """Numbers of rows, and of tokens, for which views of the results are kept."""
@@ -73,6 +74,9 @@ class BaseTables:
         """Writable: while true, every staged block id becomes the null block (vLLM sets it)."""
         self.launches = 0
         """Operations started on the device since construction; graph replays do not count."""
+        self._gathers = self._maps = 0
+        """Of them those that gathered, and those that mapped tokens and nothing else."""
+        self._fault_totals: FaultTotals | None = None
         with _naming_sizes(layout, device):
             self._rows = HostRows(layout)
             self._backend = backend(layout, device, checked)
@@ -203,6 +207,7 @@ class BaseTables:
             step.staged.clear()
             self._gathered_is_current = False
         if step.idx_mapping is not None:
+            self._gathers += 1
             self._last_gather = step
             self._gathered_is_current = step.tables_out is None
             if self._rows.released:
@@ -213,6 +218,7 @@ class BaseTables:
         if self.layout.num_groups:
             self._backend.map_slots(step)
             self.launches += 1
+            self._maps += 1
 
     def _staged(self, operation: str) -> HostRows | None:
         """The rows if they have staged writes: those stay until the device has taken them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fused_slots.arguments import check_count
@@ -12,6 +13,7 @@ from fused_slots.base_tables import BaseTables
 from fused_slots.faults import Fault
 from fused_slots.groups import PAD_SLOT_ID
 from fused_slots.plan import LaunchPlan, WarmupReport
+from fused_slots.stats import FaultTotals, Stats
 
 if TYPE_CHECKING:
     from fused_slots.inspect.explain import Explanation
@@ -117,11 +119,37 @@ class BetweenSteps(BaseTables):
         """
         if self._waiting:
             self._carry_out()
+        faults = self._backend.take_faults()
+        self._totals().take(faults)
+        return self._named(faults)
+
+    def stats(self) -> Stats:
+        """What the manager has done so far; neither waits for the device nor launches anything.
+
+        Faults are those that the device had counted by now, which is a step or two late where
+        launches are in flight: the counters are copied beside the device's work, and only that
+        copy is waited for.
+        """
+        sent = self._backend.sent()
+        return Stats(
+            steps=self._gathers or self._maps,
+            launches=self.launches,
+            appends=self._rows.num_calls,
+            rows=int(np.count_nonzero(self.num_blocks.np.any(axis=0))),
+            packets=sent.packets,
+            bytes_staged=sent.bytes,
+            ring_waits=sent.waits,
+            faults=tuple(self._named(self._totals().read())),
+        )
+
+    def _totals(self) -> FaultTotals:
+        if self._fault_totals is None:
+            self._fault_totals = FaultTotals(self)
+        return self._fault_totals
+
+    def _named(self, faults: list[Fault]) -> list[Fault]:
         groups = self.layout.groups
-        return [
-            replace(fault, group_name=groups[fault.group].name)
-            for fault in self._backend.take_faults()
-        ]
+        return [replace(fault, group_name=groups[fault.group].name) for fault in faults]
 
     def explain(
         self,

@@ -61,6 +61,14 @@ class Step(NamedTuple):
     slots_out: torch.Tensor | None = None
 
 
+class Sent(NamedTuple):
+    """Packets of staged writes that went to the device, their bytes, and how often that waited."""
+
+    packets: int
+    bytes: int
+    waits: int
+
+
 class FaultReader(Protocol):
     """Fault counters, int64 [codes + 1, G], as far as the device has come."""
 
@@ -158,6 +166,10 @@ class Backend(ABC):
     @abstractmethod
     def take_faults(self) -> list[Fault]:
         """Wait for the device, return the faults counted since the last call, and forget them."""
+
+    @abstractmethod
+    def sent(self) -> Sent:
+        """What staged writes have cost so far."""
 
     @abstractmethod
     def fault_reader(self) -> FaultReader:

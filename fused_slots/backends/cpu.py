@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fused_slots.backends.base import FAULT_DETAILS, Backend, FaultReader, HostFaults, Step
+from fused_slots.backends.base import FAULT_DETAILS, Backend, FaultReader, HostFaults, Sent, Step
 from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
 from fused_slots.host.rows import HostRows
@@ -56,6 +56,7 @@ class CpuBackend(Backend):
         self._num_columns = self.num_columns.numpy()
         self._fault_counts = np.zeros((len(FaultCode) + 1, layout.num_groups), dtype=np.int64)
         self._fault_details: list[Fault] = []
+        self._packets = self._bytes = 0
         self._null_block = layout.null_block_id
         self._dirty_columns = [0] * layout.num_groups
         most = max(*layout.widths, layout.max_num_reqs, layout.max_num_batched_tokens)
@@ -63,6 +64,8 @@ class CpuBackend(Backend):
 
     def apply_writes(self, staged: HostRows) -> None:
         """Write staged columns and row lengths."""
+        self._packets += 1
+        self._bytes += 4 * staged.packet_size
         writes = staged.collect()
         self._arena[writes.destinations(self.layout)] = writes.column_ids
         self._num_columns[:, writes.rows] = writes.filled.T
@@ -150,6 +153,9 @@ class CpuBackend(Backend):
         faults = fault_records(self._fault_counts, detailed)
         self._fault_counts[:] = 0
         return faults
+
+    def sent(self) -> Sent:
+        return Sent(self._packets, self._bytes, 0)
 
     def fault_reader(self) -> FaultReader:
         return HostFaults(self._fault_counts)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fused_slots.backends.base import Backend, FaultReader, HostFaults
+from fused_slots.backends.base import Backend, FaultReader, HostFaults, Sent
 from fused_slots.backends.descriptor import (
     check_int32_positions,
     descriptor_lines,
@@ -46,6 +46,10 @@ Fill = Callable[[npt.NDArray[np.int32]], T]
 
 class Uploads(Protocol):
     """The way of packets of staged writes to the device."""
+
+    @property
+    def sent(self) -> Sent:
+        """What went this way so far."""
 
     def upload(self, size: int, fill: Fill[T]) -> tuple[torch.Tensor, T]:
         """Make a packet readable by the next launch, in stream order.
@@ -168,6 +172,9 @@ class DeviceBackend(Backend):
         counts = self._faults.to("cpu", torch.int64, copy=True).numpy()
         self._faults.zero_()
         return fault_records(counts, self.take_fault_details())
+
+    def sent(self) -> Sent:
+        return Sent(0, 0, 0) if self._uploads is None else self._uploads.sent
 
     def fault_reader(self) -> FaultReader:
         if self.device.type == "cpu":

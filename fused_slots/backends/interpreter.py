@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 import torch
 
+from fused_slots.backends.base import Sent
 from fused_slots.backends.device import Fill, T, Uploads
 from fused_slots.backends.gpu import GpuBackend
 from fused_slots.backends.launch import InterpretedLauncher, Launcher
@@ -49,7 +50,10 @@ class InterpreterBackend(GpuBackend):
 class HostPackets:
     """Packets in host memory, a new one each time."""
 
+    sent = Sent(0, 0, 0)
+
     def upload(self, size: int, fill: Fill[T]) -> tuple[torch.Tensor, T]:
+        self.sent = Sent(self.sent.packets + 1, self.sent.bytes + 4 * size, 0)
         packet = torch.empty(size, dtype=torch.int32, device="cpu")
         return packet, fill(packet.numpy())
 

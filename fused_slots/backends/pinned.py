@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fused_slots.backends.base import Sent
+
 logger = logging.getLogger(__name__)
 
 RING_SIZE = 32
@@ -70,7 +72,12 @@ class PinnedRing:
         self._pinned = _pinned_memory_works(device)
         self._packets: list[_Packet | None] = [None] * RING_SIZE
         self._events: list[Any] = [None] * (RING_SIZE // MARK_EVERY)
-        self._place = 0
+        self._packets_sent = self._elements = self._waits = 0
+
+    @property
+    def sent(self) -> Sent:
+        """Packets so far, their bytes, and how often the host waited for the device."""
+        return Sent(self._packets_sent, 4 * self._elements, self._waits)
 
     def upload(
         self, size: int, fill: Callable[[npt.NDArray[np.int32]], T]
@@ -84,10 +91,11 @@ class PinnedRing:
         Returns:
             The int32 packet on the device, at least as long, and what `fill` returned.
         """
-        place = self._place
+        place = self._packets_sent % RING_SIZE
         if place % MARK_EVERY == 0:
             event = self._events[place // MARK_EVERY]
-            if event is not None:
+            if event is not None and not event.query():
+                self._waits += 1
                 event.synchronize()
         packet = self._packets[place]
         if packet is None or len(packet.array) < size:
@@ -96,18 +104,20 @@ class PinnedRing:
             self._packets[place] = packet
         filled = fill(packet.array)
         packet.send(size)
+        self._elements += size
         return packet.copy, filled
 
     def mark_used(self) -> None:
         """The launch that reads the last packet is enqueued: remember where it ends."""
-        mark, rest = divmod(self._place + 1, MARK_EVERY)
+        self._packets_sent += 1
+        mark, rest = divmod(self._packets_sent, MARK_EVERY)
         if rest == 0:
+            mark = (mark - 1) % (RING_SIZE // MARK_EVERY)
             with self._on_device(self._device):
-                event = self._events[mark - 1]
+                event = self._events[mark]
                 if event is None:
-                    event = self._events[mark - 1] = self._new_event()
+                    event = self._events[mark] = self._new_event()
                 event.record()
-        self._place = (self._place + 1) % RING_SIZE
 
 
 def _pinned_memory_works(device: torch.device) -> bool:

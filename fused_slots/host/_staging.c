@@ -45,6 +45,7 @@ typedef struct {
     int64_t *ends;          /* [max_num_reqs, num_groups], by record: where `pack` writes next */
     Py_ssize_t num_records;
     int64_t num_columns; /* the sum of counts */
+    int64_t num_calls;   /* that changed a row, since construction */
     Piece *pieces;
     Py_ssize_t num_pieces, piece_capacity;
     int32_t *ids; /* allocation block ids, piece after piece, those of void pieces included */
@@ -396,6 +397,7 @@ staging_stage(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
     if (staged < 0 || (staged == 0 && stage_in_plain_form(self, args) < 0)) {
         return NULL;
     }
+    self->num_calls++;
     Py_RETURN_NONE;
 }
 
@@ -414,6 +416,7 @@ staging_write(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
     if (written <= 0) {
         return NULL;
     }
+    self->num_calls++;
     Py_RETURN_NONE;
 }
 
@@ -428,6 +431,7 @@ staging_clear_row(PyObject *object, PyObject *req_index)
     }
     start_anew(self, (Py_ssize_t)row);
     self->cleared[record_of(self, (Py_ssize_t)row)] = 1;
+    self->num_calls++;
     Py_RETURN_NONE;
 }
 
@@ -610,6 +614,12 @@ staging_packet_size(PyObject *object, void *Py_UNUSED(unused))
 {
     Staging *self = (Staging *)object;
     return PyLong_FromLongLong(num_fields(self) + num_packed(self));
+}
+
+static PyObject *
+staging_num_calls(PyObject *object, void *Py_UNUSED(unused))
+{
+    return PyLong_FromLongLong(((Staging *)object)->num_calls);
 }
 
 static PyObject *
@@ -796,6 +806,7 @@ static PyMethodDef staging_methods[] = {
 static PyGetSetDef staging_properties[] = {
     {"pending", staging_pending, NULL, NULL, NULL},
     {"packet_size", staging_packet_size, NULL, NULL, NULL},
+    {"num_calls", staging_num_calls, NULL, NULL, NULL},
     {"rows", staging_rows, NULL, NULL, NULL},
     {"num_rows", staging_num_rows, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},

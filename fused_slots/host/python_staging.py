@@ -58,6 +58,8 @@ class PythonStaging:
         self._records: dict[int, list[list[int]]] = {}
         """By row, in the order of their first calls: per group the ids that were appended."""
         self._cleared: set[int] = set()
+        self.num_calls = 0
+        """Calls that changed a row, since construction."""
 
     @property
     def pending(self) -> bool:
@@ -101,6 +103,7 @@ class PythonStaging:
             pieces = self._pieces_of(req_index, new_block_ids, overwrite)
             if pieces is None:
                 raise RuntimeError("a request in plain form was not accepted")
+        self.num_calls += 1
         if overwrite:
             self._start_anew(req_index)
         elif not pieces:
@@ -123,6 +126,7 @@ class PythonStaging:
         pieces = self._pieces_of(req_index, new_block_ids, False, begins)
         if pieces is None or not self._are_columns(req_index, begins):
             raise ValueError("a request in plain form was not accepted")
+        self.num_calls += 1
         if any(begin < length for begin, length in zip(begins, self._row(req_index), strict=True)):
             self._cut(req_index, begins)
         elif not pieces:
@@ -137,6 +141,7 @@ class PythonStaging:
         """
         if type(req_index) is not int or not 0 <= req_index < self._max_num_reqs:
             raise ValueError("no such row")
+        self.num_calls += 1
         self._start_anew(req_index)
         self._record(req_index)
         self._cleared.add(req_index)

@@ -51,10 +51,13 @@ class HostRows:
         self._state_groups = [g for g, group in enumerate(layout.groups) if not group.maps_slots]
         self.released: set[int] = set()
         """Rows given back since it was last emptied."""
+        self._calls_before = 0
         self.resize_pools(layout)
 
     def resize_pools(self, layout: TableLayout) -> None:
         """Accept the ids of this layout's pools; nothing may be staged."""
+        if hasattr(self, "staging"):
+            self._calls_before += self.staging.num_calls
         make = _native_staging if host_half() == "native" else PythonStaging
         self.staging: PythonStaging | NativeStaging = make(
             layout, self.num_columns.T, self.generations, self._largest_ids, self._cells
@@ -113,6 +116,11 @@ class HostRows:
     def num_staged_rows(self) -> int:
         """Their number, which is the number of records that `pack` writes for a group."""
         return self.staging.num_rows
+
+    @property
+    def num_calls(self) -> int:
+        """Calls that changed a row, since construction."""
+        return self._calls_before + self.staging.num_calls
 
     @property
     def packet_size(self) -> int:

@@ -49,6 +49,9 @@ class FakeEvent:
     def record(self) -> None:
         self._npu.log.append("record")
 
+    def query(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         self._npu.log.append("wait")
 

@@ -50,6 +50,9 @@ class Event:
         assert Device.current == CPU
         self.recorded += 1
 
+    def query(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         self.waited += 1
 
@@ -151,6 +154,6 @@ def test_packets_depend_on_no_default(
         monkeypatch.setattr(ring, "_pinned", False)
         ring.upload(3, lambda array: array.fill(7))
     assert not caplog.records
-    ring._place = 0
+    ring._packets_sent = 0
     packet, _ = ring.upload(3, lambda array: array.fill(8))
     assert packet[:3].tolist() == [8, 8, 8]
