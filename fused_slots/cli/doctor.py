@@ -33,16 +33,16 @@ def _text(diagnosis: Diagnosis) -> str:
     return "\n".join(
         [
             "Versions",
-            *(f"  {name:<24}{version}" for name, version in diagnosis.versions.items()),
+            *(f"  {name:<27}{version}" for name, version in diagnosis.versions.items()),
             "Backends",
-            *(f"  {name:<24}{state}" for name, state in diagnosis.backends.items()),
+            *(f"  {name:<27}{state}" for name, state in diagnosis.backends.items()),
             "Staging of appends",
             f"  {diagnosis.staging}",
             "vLLM plugin",
             f"  {diagnosis.vllm_plugin}",
             *_engine(diagnosis.engine),
             "Environment",
-            *(f"  {name:<24}{value}" for name, value in diagnosis.environment.items()),
+            *(f"  {name:<27}{value}" for name, value in diagnosis.environment.items()),
             "Problems" if diagnosis.problems else "No problem found",
             *(f"  {problem}" for problem in diagnosis.problems),
         ]
@@ -61,4 +61,4 @@ def _engine(engine: EngineReport) -> list[str]:
         "replaces": ", ".join(engine.replaces),
         "in the way": engine.obstacle or "nothing",
     }
-    return [f"  {name:<24}{fact}" for name, fact in facts.items() if fact]
+    return [f"  {name:<27}{fact}" for name, fact in facts.items() if fact]
