@@ -15,7 +15,7 @@ from bench import vllm_engine_count, vllm_engine_twin
 from bench.recording.scenarios import Scenario
 from bench.recording.scheduler_loop import SchedulerLoop
 from bench.vllm_engine_twin_report import read_twins
-from bench.vllm_engine_worker import Watch, counting
+from bench.vllm_engine_watch import Watch, counting
 from fused_slots.vllm.deferral import DeferringBlockTables
 from tests.vllm.kv_manager_truth import SlotOwners
 from tests.vllm.test_runner import SCENARIOS, Runner, _follow, dispatch
