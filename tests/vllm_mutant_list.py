@@ -92,7 +92,12 @@ V1_MUTANTS = [
         "int32, pin",
     ),
     ("lengths to write", TABLE, "        self.num_blocks_per_row.flags.writeable = False\n", ""),
-    ("one group's slots cost the others", TABLE, "positions, width, scratch)", "positions, width)"),
+    (
+        "one group's slots cost the others",
+        TABLE,
+        "scratch.shape[1], scratch\n",
+        "scratch.shape[1]\n",
+    ),
     (
         "rows aligned as from 0.26 on",
         V1,

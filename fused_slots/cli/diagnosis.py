@@ -33,10 +33,10 @@ class Diagnosis:
     versions: dict[str, str]
     backends: dict[str, str]
     staging: str
-    environment: dict[str, str]
-    problems: list[str]
     vllm_plugin: str
     engine: EngineReport
+    environment: dict[str, str]
+    problems: list[str]
 
 
 def diagnose() -> Diagnosis:
@@ -60,8 +60,8 @@ def diagnose() -> Diagnosis:
     if engine.releases and engine.obstacle and not engine.off:
         problems.append(f"The vLLM plugin stays off. {engine.obstacle}")
     return Diagnosis(
-        *(versions, backends, _staging_half(), environment, problems),
-        *(plugin_state(engine), engine),
+        *(versions, backends, _staging_half(), plugin_state(engine), engine),
+        *(environment, problems),
     )
 
 

@@ -15,16 +15,7 @@ def run_doctor(args: argparse.Namespace) -> Result:
     """Diagnose; a problem is a finding."""
     announce(args, "doctor: trying every device")
     diagnosis = diagnose()
-    document: dict[str, object] = {
-        "good": not diagnosis.problems,
-        "versions": diagnosis.versions,
-        "backends": diagnosis.backends,
-        "staging": diagnosis.staging,
-        "vllm_plugin": diagnosis.vllm_plugin,
-        "engine": asdict(diagnosis.engine),
-        "environment": diagnosis.environment,
-        "problems": diagnosis.problems,
-    }
+    document = {"good": not diagnosis.problems, **asdict(diagnosis)}
     status = Status.FINDING if diagnosis.problems else Status.GOOD
     return Result(status, document, _text(diagnosis))
 

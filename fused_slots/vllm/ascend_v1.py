@@ -83,7 +83,8 @@ class FusedAscendTable(BlockTable):
         if self._pads_alone:
             self.slot_mapping.gpu.fill_(PAD_SLOT_ID)
         else:
-            super().compute_slot_mapping(num_reqs, *as_step(query_start_loc, positions))
+            tokens = FusedAscendMultiGroupBlockTable.as_step(query_start_loc, positions)
+            super().compute_slot_mapping(num_reqs, *tokens)
 
     def compute_slot_mapping_draft(self, req_indices: Indices, positions: Indices) -> None:
         """Slots of a flat list of (row, position) pairs; PAD for a ring, as above."""
@@ -171,25 +172,12 @@ class FusedAscendMultiGroupBlockTable(MultiGroupBlockTable):
     table_class = FusedAscendTable
     check_engine = staticmethod(lambda: refuse_310p())
 
-    def compute_slot_mapping(
-        self,
-        num_reqs: int,
-        query_start_loc: torch.Tensor,
-        positions: torch.Tensor,
-        positions_compressed_list: Sequence[Indices] | None = None,
-        req_indices_compressed_list: Sequence[Indices] | None = None,
-        replay_start: torch.Tensor | None = None,
-        replay_len: torch.Tensor | None = None,
-    ) -> None:
-        """As `MultiGroupBlockTable`; int32 positions are taken too."""
-        super().compute_slot_mapping(
-            num_reqs,
-            *as_step(query_start_loc, positions),
-            positions_compressed_list,
-            req_indices_compressed_list,
-            replay_start,
-            replay_len,
-        )
+    @staticmethod
+    def as_step(
+        query_start_loc: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step's tokens in our types: speculators pass positions of either width."""
+        return query_start_loc.to(torch.int32), positions.to(torch.int64)
 
     def compute_slot_mapping_draft(
         self,
@@ -310,13 +298,6 @@ def is_310p() -> bool:
     except ImportError:
         return False
     return "310P" in str(getattr(built_for, "__device_type__", "")).upper()
-
-
-def as_step(
-    query_start_loc: torch.Tensor, positions: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A step's tokens in our types; vllm-ascend's speculators pass positions of either width."""
-    return query_start_loc.to(torch.int32), positions.to(torch.int64)
 
 
 def _layer_specs(spec: Any) -> Iterator[Any]:

@@ -24,13 +24,13 @@ from fused_slots.vllm.v1_storage import (
     as_slot_mapping_mode,
     parallel_group,
 )
-from fused_slots.vllm.v1_table import BlockTable
+from fused_slots.vllm.v1_table import BlockTable, RowCalls
 from fused_slots.vllm.v1_warmup import register_warmup
 
 __all__ = ["BlockTable", "MultiGroupBlockTable"]
 
 
-class MultiGroupBlockTable(metaclass=FallsBack):
+class MultiGroupBlockTable(RowCalls, metaclass=FallsBack):
     """The block tables of all KV cache groups, rows in batch order.
 
     Args:
@@ -58,7 +58,6 @@ class MultiGroupBlockTable(metaclass=FallsBack):
     """
 
     table_class: type[BlockTable] = BlockTable
-    _storage: Storage
     block_tables: list[BlockTable]
 
     def __init__(
@@ -118,11 +117,18 @@ class MultiGroupBlockTable(metaclass=FallsBack):
 
     def _build(self, storage: Storage, modes: Sequence[Any], pin_memory: bool) -> None:
         self._storage = storage
-        self._all = range(len(modes))
+        self._groups = range(len(modes))
         self.block_tables = [
             self.table_class.of_group(storage, g, mode, pin_memory) for g, mode in enumerate(modes)
         ]
         register_warmup(storage.manager)
+
+    @staticmethod
+    def as_step(
+        query_start_loc: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step's tokens in our types, which vLLM's runners use."""
+        return query_start_loc, positions
 
     @property
     def manager(self) -> AscendBlockTables:
@@ -140,18 +146,6 @@ class MultiGroupBlockTable(metaclass=FallsBack):
     def add_row(self, block_ids: Sequence[BlockIds], row_idx: int) -> None:
         """Start a row anew in every group; what it held beyond its new blocks becomes zero."""
         self._storage.write_row(row_idx, block_ids, overwrite=True)
-
-    def clear_row(self, row_idx: int) -> None:
-        """Empty a row in every group, all its columns zero."""
-        self._storage.clear_row(row_idx, self._all)
-
-    def move_row(self, src: int, tgt: int) -> None:
-        """Move a row; the vacated one is empty, all its columns zero."""
-        self._storage.move_row(src, tgt, self._all)
-
-    def swap_row(self, src: int, tgt: int) -> None:
-        """Exchange two rows."""
-        self._storage.swap_row(src, tgt, self._all)
 
     def compute_slot_mapping(
         self,
@@ -183,12 +177,10 @@ class MultiGroupBlockTable(metaclass=FallsBack):
                 (), (), positions_compressed_list, req_indices_compressed_list
             )
             return
-        rows = self._storage.batch(num_reqs)
-        self._storage.manager.compute_slot_mappings(
-            rows,
-            query_start_loc,
-            positions,
-            self._storage.manager.max_num_batched_tokens,
+        self.manager.compute_slot_mappings(
+            self._storage.batch(num_reqs),
+            *self.as_step(query_start_loc, positions),
+            self.manager.max_num_batched_tokens,
             replay_start=replay_start,
             replay_len=replay_len,
         )
@@ -214,9 +206,8 @@ class MultiGroupBlockTable(metaclass=FallsBack):
             for table, (group_rows, group_positions) in zip(self.block_tables, lists, strict=True):
                 table.compute_slot_mapping_draft(group_rows, group_positions)
             return
-        manager = self._storage.manager
-        rows, token_positions = self._storage.tokens(req_indices, positions)
-        manager.map_tokens(rows, token_positions, manager.slot_mappings)
+        tokens = self._storage.tokens(req_indices, positions)
+        self.manager.map_tokens(*tokens, self.manager.slot_mappings)
 
     def pad_replayed_slots(
         self,
@@ -235,10 +226,6 @@ class MultiGroupBlockTable(metaclass=FallsBack):
         """
         self._storage.pad_replayed(num_reqs, query_start_loc, positions, replay_start, window)
 
-    def commit_block_table(self, num_reqs: int) -> None:
-        """Copy the first rows of every group to the device, as `block_table.np` holds them."""
-        self._storage.commit(num_reqs, self._all)
-
     def clear(self) -> None:
         """Zero all tables on host and device; row lengths stay, for a caller who restores them."""
         for table in self.block_tables:
@@ -254,7 +241,7 @@ class MultiGroupBlockTable(metaclass=FallsBack):
 
     def warmup(self) -> WarmupReport:
         """Compile every kernel variant, so that no step compiles any."""
-        return self._storage.manager.warmup()
+        return self.manager.warmup()
 
     def __getitem__(self, idx: int) -> BlockTable:
         """The table of KV cache group `idx`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,31 @@ from fused_slots.vllm.v1_storage import (
 )
 
 
-class BlockTable:
+class RowCalls:
+    """What the runner does to rows, alike in the tables of one group and in those of all."""
+
+    _storage: Storage
+    _groups: Sequence[int]
+    """Those whose rows it is."""
+
+    def clear_row(self, row_idx: int) -> None:
+        """Empty a row, all its columns zero."""
+        self._storage.clear_row(row_idx, self._groups)
+
+    def move_row(self, src: int, tgt: int) -> None:
+        """Move a row; the vacated one is empty, all its columns zero."""
+        self._storage.move_row(src, tgt, self._groups)
+
+    def swap_row(self, src: int, tgt: int) -> None:
+        """Exchange two rows."""
+        self._storage.swap_row(src, tgt, self._groups)
+
+    def commit_block_table(self, num_reqs: int) -> None:
+        """Copy the first rows to the device, as `block_table.np` holds them."""
+        self._storage.commit(num_reqs, self._groups)
+
+
+class BlockTable(RowCalls):
     """One KV cache group's rows: on the host in `block_table.np`, on the device after a commit.
 
     Args:
@@ -79,11 +104,12 @@ class BlockTable:
     def _attach(self, storage: Storage, g: int, slot_mapping_mode: Any, pin_memory: bool) -> None:
         layout = storage.manager.layout
         group = layout.groups[g]
-        self._storage, self._group = storage, g
+        self._storage, self._group, self._groups = storage, g, (g,)
         self.max_num_reqs = layout.max_num_reqs
         self.max_num_batched_tokens = layout.max_num_batched_tokens
         self.max_num_blocks_per_req = layout.widths[g]
         """Columns of one row."""
+        self._maps_slots = group.maps_slots
         self.device = storage.manager.device
         self.pin_memory = pin_memory
         self.kv_cache_block_size = group.block_size
@@ -112,32 +138,16 @@ class BlockTable:
         """Start a row anew with these blocks; what it held beyond them becomes zero."""
         self._storage.write_group_row(self._group, row_idx, block_ids, overwrite=True)
 
-    def clear_row(self, row_idx: int) -> None:
-        """Empty a row, all its columns zero."""
-        self._storage.clear_row(row_idx, [self._group])
-
-    def move_row(self, src: int, tgt: int) -> None:
-        """Move a row; the vacated one is empty, all its columns zero."""
-        self._storage.move_row(src, tgt, [self._group])
-
-    def swap_row(self, src: int, tgt: int) -> None:
-        """Exchange two rows."""
-        self._storage.swap_row(src, tgt, [self._group])
-
     def compute_slot_mapping(
         self, num_reqs: int, query_start_loc: torch.Tensor, positions: torch.Tensor
     ) -> None:
         """Slots of this group's tokens into `slot_mapping.gpu`; see `MultiGroupBlockTable`."""
-        manager = self._storage.manager
-        if not manager.layout.groups[self._group].maps_slots:
-            return
-        # The manager maps all groups; the others' slots are not this call's to change.
-        scratch = self._storage.scratch
-        rows = self._storage.batch(num_reqs)
-        width = scratch.shape[1]
-        manager.compute_slot_mappings(rows, query_start_loc, positions, width, scratch)
-        slots = self.slot_mapping.gpu
-        slots.copy_(scratch[self._group, : len(slots)])
+        if self._maps_slots:
+            scratch, rows = self._storage.scratch, self._storage.batch(num_reqs)
+            self._storage.manager.compute_slot_mappings(
+                rows, query_start_loc, positions, scratch.shape[1], scratch
+            )
+            self._take(scratch)
 
     def compute_slot_mapping_draft(self, req_indices: Indices, positions: Indices) -> None:
         """Slots of a flat list of (row, position) pairs into `slot_mapping.gpu`, PAD beyond it.
@@ -146,17 +156,15 @@ class BlockTable:
             req_indices: int [T], rows; host or device.
             positions: int [T].
         """
-        manager = self._storage.manager
-        if not manager.layout.groups[self._group].maps_slots:
-            return
-        scratch = self._storage.scratch
-        manager.map_tokens(*self._storage.tokens(req_indices, positions), scratch)
+        if self._maps_slots:
+            scratch, tokens = self._storage.scratch, self._storage.tokens(req_indices, positions)
+            self._storage.manager.map_tokens(*tokens, scratch)
+            self._take(scratch)
+
+    def _take(self, scratch: torch.Tensor) -> None:
+        """This group's slots of all that were mapped; the others' are not a call's to change."""
         slots = self.slot_mapping.gpu
         slots.copy_(scratch[self._group, : len(slots)])
-
-    def commit_block_table(self, num_reqs: int) -> None:
-        """Copy the first rows to the device, as `block_table.np` holds them."""
-        self._storage.commit(num_reqs, [self._group])
 
     def clear(self) -> None:
         """Zero the table on host and device; row lengths stay, for a caller who restores it."""
