@@ -22,7 +22,7 @@ MEASURED_PYTEST = COVERAGE_FILE=.coverage.$@ $(1) -m coverage run -m pytest
 .PHONY: public-kernels help demo test test-main test-interpreted test-sanitizers \
 	test-wheel test-aarch64 test-report test-ascend test-vllm docs test-docs \
 	test-releases forget-coverage coverage lint bench bench-compare verify-long clean \
-	parts check check-main check-interpreted
+	parts bench-regress bench-gpu bench-history check check-main check-interpreted
 .NOTPARALLEL:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make check        the quick part of them, with lint: under three minutes'
 	@echo 'make bench        benchmarks of the host paths; JSON under bench/results/'
 	@echo 'make bench-compare  the same again, beside the run before'
+	@echo 'make bench-regress  slower than BASE=revision? both measured in turns; bench-gpu: on a GPU'
 	@echo 'make verify-long  the long verification runs (hours)'
 	@echo 'make lint         ruff and mypy --strict'
 	@echo 'make docs         the documentation site, build/site/index.html'
@@ -199,6 +200,19 @@ bench-compare: $(ENV)
 	$(MAKE) bench
 	.venv/bin/pytest-benchmark compare .cache/bench/before.json bench/results/latest.json \
 		--columns=median,iqr,rounds --group-by=fullname
+
+# Slower than BASE? Otherwise BASE_DIR, an unpacked tree. The last commit, where there is no change.
+BASE ?= $(shell git merge-base HEAD main 2>/dev/null | grep -v "$$(git rev-parse HEAD)" || echo HEAD~1)
+REGRESS = -m bench.regress $(if $(BASE_DIR),--base-dir $(BASE_DIR),--base $(BASE)) $(REGRESS_ARGS)
+bench-regress: $(ENV)
+	$(RUN) $(REGRESS)
+
+# Where torch and Triton are of the machine: its own Python, and no environment is made.
+bench-gpu:
+	$(PYTHON) $(REGRESS) --gpu
+
+bench-history: $(ENV)
+	$(RUN) -m bench.history_picture bench/results/history.svg
 
 verify-long: $(ENV) .venv-ascend/.installed
 	$(RUN) bench/verify_long.py
