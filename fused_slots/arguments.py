@@ -106,15 +106,6 @@ def check_count(name: str, value: int, minimum: int, maximum: int, setting: str)
     return int(value)
 
 
-def check_rows(device: torch.device, idx_mapping: torch.Tensor) -> int:
-    """Check the rows of a batch without looking at them; return the number of batch entries.
-
-    Raises:
-        InvalidArgumentError: the tensor has the wrong shape, dtype, layout or device.
-    """
-    return check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, device)
-
-
 def check_gather(
     layout: TableLayout,
     device: torch.device,

@@ -204,7 +204,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         Raises:
             InvalidArgumentError: a tensor has the wrong shape, dtype or device.
         """
-        num_reqs = arguments.check_rows(self.device, idx_mapping)
+        num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, self.device)
         if out is not None:
             outputs.check_tables_out(self.layout, self.device, out)
         elif out_ptrs is not None:
@@ -264,7 +264,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         if out is not None:
             outputs.check_slots_out(self._backend, self.device, out, self._rows.largest_ids)
         capacity = self.layout.max_num_batched_tokens if out is None else out.shape[1]
-        num_reqs = arguments.check_rows(self.device, idx_mapping)
+        num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, self.device)
         num_tokens_padded = check_count(
             "num_tokens_padded", num_tokens_padded, 0, capacity, "the capacity"
         )
@@ -304,7 +304,7 @@ class AscendBlockTables(RowOperations, BetweenSteps):
         Raises:
             InvalidArgumentError: as those two; or writes are pending during a graph capture.
         """
-        num_reqs = arguments.check_rows(self.device, idx_mapping)
+        num_reqs = check_vector("idx_mapping", idx_mapping, INDEX_DTYPES, self.device)
         if num_reqs_padded is None:
             num_reqs_padded = num_reqs
         capacity = self.layout.max_num_batched_tokens

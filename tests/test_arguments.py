@@ -8,10 +8,10 @@ import torch
 
 from fused_slots import AscendBlockTables, KVCacheGroup
 from fused_slots.arguments import (
+    INDEX_DTYPES,
     check_count,
     check_gather,
     check_host_visible_batch,
-    check_rows,
     check_vector,
 )
 from fused_slots.faults import InvalidArgumentError, require_bool, require_int
@@ -90,10 +90,10 @@ def tables() -> AscendBlockTables:
 
 
 def test_rows_return_the_number_of_batch_entries() -> None:
-    assert check_rows(CPU, torch.zeros(3, dtype=torch.int64)) == 3
-    assert check_rows(CPU, torch.zeros(0, dtype=torch.int32)) == 0
+    assert check_vector("idx_mapping", torch.zeros(3, dtype=torch.int64), INDEX_DTYPES, CPU) == 3
+    assert check_vector("idx_mapping", torch.zeros(0, dtype=torch.int32), INDEX_DTYPES, CPU) == 0
     with pytest.raises(InvalidArgumentError, match=r"idx_mapping: expected torch\.int32"):
-        check_rows(CPU, torch.zeros(3))
+        check_vector("idx_mapping", torch.zeros(3), INDEX_DTYPES, CPU)
 
 
 def test_gather_is_limited_by_the_rows_of_the_tables() -> None:

@@ -56,7 +56,10 @@ class GpuBackend(DeviceBackend):
         self._chosen: dict[tuple[Any, ...], Launch] = {}
         # Making a plan anew costs as much as all checks together.
         self._plan_tokens = lru_cache(KEPT_PLANS)(plan.plan_tokens)
-        self._slot_stride = self.slot_mappings.stride(0)
+        self._slot_stride, self._capacity = (
+            self.slot_mappings.stride(0),
+            self.slot_mappings.shape[1],
+        )
         interleave = layout.context_parallel.interleave
         self._fixed: dict[str, torch.Tensor | int] = {
             "descriptor_ptr": self._descriptor,
@@ -158,9 +161,9 @@ class GpuBackend(DeviceBackend):
             yield self._variant("step_kernel", index_dtype, slot_dtype, False, True)
 
     def step(self, step: Step) -> None:
-        idx_mapping, query_start_loc, positions, num_reqs_padded, num_tokens_padded = step[:5]
-        num_computed_tokens, staged, out = step.num_computed_tokens, step.staged, step.tables_out
-        layout, nothing = self.layout, self._nothing
+        idx_mapping, query_start_loc, positions, num_reqs_padded, num_tokens = step[:5]
+        computed, staged, out = step.num_computed_tokens, step.staged, step.tables_out
+        layout, nothing, capacity = self.layout, self._nothing, self._capacity
         num_reqs = 0 if idx_mapping is None else idx_mapping.numel()
         gathered, num_entries = self.input_arena, 0
         if out is not None:
@@ -170,16 +173,15 @@ class GpuBackend(DeviceBackend):
         num_gather = plan.ceil_div(num_entries, plan.ENTRIES) * self._helpers
         tokens = _NO_TOKENS
         if query_start_loc is not None:
-            capacity = layout.max_num_batched_tokens
-            tokens = self._plan_tokens(num_reqs, num_tokens_padded, capacity, plan.STEP_TILE)
-        packet, written, write_chunks = nothing, 0, 0
+            tokens = self._plan_tokens(num_reqs, num_tokens, capacity, plan.STEP_TILE)
+        packet, written, write_chunks, num_write = nothing, 0, 0, 0
         if staged is not None:
             packet, longest = self.upload(staged.packet_size, staged.pack)
             written = staged.num_staged_rows
             write_chunks = plan.write_chunks(longest, written)
-        num_write = plan.ceil_div(written, plan.RECORDS) * write_chunks
+            num_write = plan.ceil_div(written, plan.RECORDS) * write_chunks
         replay, starts, lens, window = self._replay(step)
-        null_columns = num_computed_tokens is not None and not self._sharded
+        null_columns = computed is not None and not self._sharded
         index_dtype = torch.int32 if idx_mapping is None else idx_mapping.dtype
         whole = out is not None
         launch = self._launch_of("step_kernel", index_dtype, layout.slot_dtype, replay, whole)
@@ -191,15 +193,15 @@ class GpuBackend(DeviceBackend):
             self._faults if positions is None else positions,
             starts,
             lens,
-            nothing if num_computed_tokens is None else num_computed_tokens,
+            nothing if computed is None else computed,
             packet,
         )
         numbers = (
             self._slot_stride,
-            layout.max_num_batched_tokens,
+            capacity,
             num_reqs,
             0 if positions is None else positions.numel(),
-            num_tokens_padded,
+            num_tokens,
             window,
             num_entries,
             self._helpers,
