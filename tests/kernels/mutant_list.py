@@ -111,5 +111,5 @@ KERNEL_MUTANTS = [
     ("the tables are clean after a dummy run", GPU, "        self._state[..., 0].fill_(-2)\n", ""),
     ("scribbled rows end where the request does", GPU, "        self._state[..., 1].copy_(self._full_extents.expand(-1, self.layout.max_num_reqs))\n", ""),
     ("fewer rows are dirty", DEVICE, "num_entries = max(num_reqs_padded, self._dirty_rows, self._captured_rows)", "num_entries = num_reqs_padded"),
-    ("nulls under context parallelism", GPU, "num_computed_tokens is not None and not self._sharded", "num_computed_tokens is not None"),
+    ("nulls under context parallelism", GPU, "computed is not None and not self._sharded", "computed is not None"),
 ]  # fmt: skip
