@@ -95,6 +95,10 @@ class BaseTables:
         num_calls = int(env.RECORD.read())
         if num_calls and self.records_calls:
             self.start_recording(num_calls)
+        if env.NVTX.read() != "0" or env.METRICS.read() != "0":
+            from fused_slots.observe import observe
+
+            observe(self)  # type: ignore[arg-type]  # a part of every manager
         if checked:
             guard_threads(self)
 

@@ -88,6 +88,22 @@ PLAN = Variable(
     "GPUs only",
 )
 
+METRICS = Variable(
+    "FUSED_SLOTS_METRICS",
+    ("0",),
+    "0",
+    "Seconds between two updates of Prometheus metrics, made before a call; 0: there are none",
+    number=True,
+)
+METRICS_DIR = Variable(
+    "FUSED_SLOTS_METRICS_DIR",
+    ("",),
+    "",
+    "Folder, which must exist, of one file of metrics a process where PROMETHEUS_MULTIPROC_DIR is "
+    "not set",
+    text="a folder",
+)
+NVTX = Variable("FUSED_SLOTS_NVTX", ("0", "1"), "0", "1: an NVTX range around every launch")
 RECORD = Variable(
     "FUSED_SLOTS_RECORD",
     ("0",),
@@ -117,7 +133,7 @@ RECORD_SIGNAL = Variable(
 )
 
 VARIABLES = (
-    *(BACKEND, CHECKED, HOST, NULL_BLOCK, PLAN),
+    *(BACKEND, CHECKED, HOST, METRICS, METRICS_DIR, NULL_BLOCK, NVTX, PLAN),
     *(RECORD, RECORD_DIR, RECORD_FAULTS, RECORD_SIGNAL),
     *(VLLM, VLLM_MAMBA, WARMUP),
 )

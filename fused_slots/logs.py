@@ -8,24 +8,9 @@ logger = logging.getLogger("fused_slots")
 
 
 def follow(name: str) -> None:
-    """Send what the package logs to the handlers of another logger too.
+    """Let another logger's level and handlers, and those above it, count for the package's.
 
     In vLLM's workers loggers outside the name `vllm` have no handler.
-
-    Args:
-        name: the other logger, whose level then counts for ours.
     """
-    if not any(isinstance(handler, _Forward) for handler in logger.handlers):
-        logger.addHandler(_Forward(name))
-        logger.propagate = False
-        logger.setLevel(logging.DEBUG)
-
-
-class _Forward(logging.Handler):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._target = logging.getLogger(name)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if self._target.isEnabledFor(record.levelno):
-            self._target.handle(record)
+    logger.parent = logging.getLogger(name)
+    logger.setLevel(logger.level)  # what was disabled for the old parent's level is asked anew

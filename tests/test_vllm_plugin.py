@@ -223,7 +223,7 @@ def test_one_line_per_outcome(vllm: Path, caplog: pytest.LogCaptureFixture) -> N
         for _ in range(3):
             register()
     (record,) = caplog.records
-    assert record.name.startswith("vllm.")
+    assert record.name == "fused_slots"
     assert record.levelname == "INFO"
     assert "active: vllm 0.33, v1 or v2 runner (by default v2 for" in record.message
     assert "in the place of vllm.v1.worker.gpu.block_table.BlockTables and " in record.message
@@ -728,7 +728,7 @@ def test_without_vllm_it_says_so_and_raises_only_when_strict() -> None:
     output = subprocess.run(
         [sys.executable, "-c", NO_VLLM], capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    assert output[0].startswith("WARNING:vllm.plugins.fused_slots:")
+    assert output[0].startswith("WARNING:fused_slots:")
     assert output[1] == "False"
     assert output[-1] in ("ModuleNotFoundError", "ImportError", "UnsupportedVllmError")
 

@@ -33,6 +33,7 @@ from fused_slots.host.rows import HostRows, host_half
 from fused_slots.host.staging import StagedWrites
 from fused_slots.layout import TableLayout
 from fused_slots.logs import logger
+from fused_slots.observe import process_rank
 from fused_slots.recording.calls import Kind, input_sizes
 from fused_slots.recording.repeat import state_digests
 from fused_slots.recording.schedule import Schedule
@@ -293,7 +294,7 @@ class FlightRecorder:
             logger.warning("No recording is written %s: FUSED_SLOTS_RECORD_DIR is not set", reason)
             return
         _files += 1
-        name = f"fused_slots-rank{_rank()}-pid{os.getpid()}-{_files}.npz.xz"
+        name = f"fused_slots-rank{process_rank()}-pid{os.getpid()}-{_files}.npz.xz"
         try:
             logger.warning(
                 "Recording written %s: %s", reason, self.save(Path(folder, name), reason)
@@ -481,14 +482,6 @@ def _fills_slots(calls: Sequence[tuple[Any, _Recorded, Any]]) -> bool:
     )
 
 
-def _rank() -> int:
-    """This process's rank among an engine's workers."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank()
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdecimal() else 0
-
-
 def _surroundings(backend: str, device: str) -> dict[str, Any]:
     """What a reader of a bug report asks first."""
     versions = {"python": platform.python_version()}
@@ -501,7 +494,7 @@ def _surroundings(backend: str, device: str) -> dict[str, Any]:
         "backend": backend,
         "device": device,
         "host": host_half(),
-        "rank": _rank(),
+        "rank": process_rank(),
         "pid": os.getpid(),
         "versions": versions,
     }

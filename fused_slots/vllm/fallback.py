@@ -7,15 +7,12 @@ the device, or a kernel does not compile; in mode `strict` the error reaches the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from fused_slots import env
 from fused_slots.faults import BlockTableError
-
-logger = logging.getLogger("vllm.plugins.fused_slots")
-"""Below `vllm`, because loggers outside that name have no handler in vLLM's workers."""
+from fused_slots.logs import logger
 
 
 class FallsBack(type):

@@ -16,7 +16,8 @@ from typing import Any
 
 from fused_slots import env
 from fused_slots.faults import BlockTableError
-from fused_slots.vllm.fallback import FallsBack, logger
+from fused_slots.logs import follow, logger
+from fused_slots.vllm.fallback import FallsBack
 from fused_slots.vllm.late_import import LateImports
 from fused_slots.vllm.one_launch import check_runners, wrap_loaded_runners, wrap_runners
 from fused_slots.vllm.patches import PATCHES
@@ -65,6 +66,7 @@ def register() -> None:
             that is installed does not fit.
     """
     mode, installed = "", installed_versions()
+    follow("vllm.plugins.fused_slots")  # loggers outside of `vllm` have no handler in its workers
     try:
         mode = env.VLLM.read()
         if mode == "off":

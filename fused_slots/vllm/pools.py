@@ -10,7 +10,7 @@ from typing import Any
 
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import BlockTableError
-from fused_slots.vllm.fallback import logger
+from fused_slots.logs import logger
 
 
 def follow_pools(manager: AscendBlockTables, kv_cache_config: Any) -> None:

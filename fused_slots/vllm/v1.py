@@ -15,6 +15,7 @@ from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import ConfigurationError
 from fused_slots.groups import SlotMappingMode, get_block_table_width
 from fused_slots.layout import per_group
+from fused_slots.observe import say_at_exit
 from fused_slots.plan import WarmupReport
 from fused_slots.vllm.fallback import FallsBack
 from fused_slots.vllm.v1_storage import (
@@ -122,6 +123,7 @@ class MultiGroupBlockTable(RowCalls, metaclass=FallsBack):
             self.table_class.of_group(storage, g, mode, pin_memory) for g, mode in enumerate(modes)
         ]
         register_warmup(storage.manager)
+        say_at_exit(storage.manager)
 
     @staticmethod
     def as_step(

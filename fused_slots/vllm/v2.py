@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fused_slots import env
+from fused_slots.observe import say_at_exit
 from fused_slots.vllm.deferral import DeferringBlockTables
 from fused_slots.vllm.fallback import FallsBack
 
@@ -28,6 +29,7 @@ class FusedBlockTables(DeferringBlockTables, metaclass=FallsBack):
         super().__init__(*args, **kwargs)
         # vLLM passes no replay_len; should a caller do so, it compiles on that call.
         self._backend.warms_replay = self.layout.replay_window > 0
+        say_at_exit(self)
         if env.WARMUP.read() == "1":
             self.warmup()
         else:
