@@ -105,7 +105,7 @@ class BaseTables:
     def __repr__(self) -> str:
         layout = self.layout
         groups = ", ".join(
-            f"{group.name or g}: {group.kind.word}, {width} columns of {group.tokens_per_column}"
+            f"{group.name or g}: {group.kind.label}, {width} columns of {group.tokens_per_column}"
             for g, (group, width) in enumerate(zip(layout.groups, layout.widths, strict=True))
         )
         return (

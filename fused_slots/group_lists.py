@@ -9,41 +9,37 @@ from fused_slots.faults import ConfigurationError, require_bool
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
 from fused_slots.layout import as_tuple, per_group
 
+_DEFAULTS = {
+    "slot_mapping_enabled": True,
+    "dcp_sharded": None,
+    "sliding_window_reach": 0,
+    "kernel_block_sizes": None,
+    "slot_mapping_modes": SlotMappingMode.TOKEN_TO_KV_SLOT,
+    "circular": False,
+    "prefix_cacheable": None,
+    "pools": "",
+}
+
 
 def groups_from_lists(
     block_sizes: Sequence[int],
     max_num_blocks_per_group: Sequence[int],
-    *,
-    slot_mapping_enabled: Sequence[bool] | None,
-    dcp_sharded: Sequence[bool] | None,
-    sliding_window_reach: Sequence[int] | None,
-    kernel_block_sizes: Sequence[int] | None,
-    slot_mapping_modes: Sequence[SlotMappingMode] | None,
-    circular: Sequence[bool] | None,
-    prefix_cacheable: Sequence[bool] | None,
-    pools: Sequence[str] | None,
+    **given: Sequence[Any] | None,
 ) -> list[KVCacheGroup]:
     """One group per entry of `block_sizes`; None stands for the default in every group.
 
     Args:
-        block_sizes, ...: as the constructor of `AscendBlockTables` takes them.
+        block_sizes, ...: as the constructor of `AscendBlockTables` takes them, all of them.
 
     Raises:
         ConfigurationError: a list has another length than `block_sizes`, or a value is refused.
     """
     block_sizes = as_tuple("block_sizes", block_sizes)
     count = len(block_sizes)
-    columns: dict[str, Sequence[Any]] = {
-        "max_num_blocks_per_group": max_num_blocks_per_group,
-        "slot_mapping_enabled": _default(slot_mapping_enabled, True, count),
-        "dcp_sharded": _default(dcp_sharded, None, count),
-        "sliding_window_reach": _default(sliding_window_reach, 0, count),
-        "kernel_block_sizes": _default(kernel_block_sizes, None, count),
-        "slot_mapping_modes": _default(slot_mapping_modes, SlotMappingMode.TOKEN_TO_KV_SLOT, count),
-        "circular": _default(circular, False, count),
-        "prefix_cacheable": _default(prefix_cacheable, None, count),
-        "pools": _default(pools, "", count),
-    }
+    columns: dict[str, Sequence[Any]] = {"max_num_blocks_per_group": max_num_blocks_per_group}
+    for name, default in _DEFAULTS.items():
+        values = given[name]
+        columns[name] = [default] * count if values is None else values
     lists = [per_group(name, values, count) for name, values in columns.items()]
     groups = []
     for g, (size, *rest) in enumerate(zip(block_sizes, *lists, strict=True)):
@@ -65,7 +61,3 @@ def groups_from_lists(
             raise error.within(f"groups[{g}]") from None
         groups.append(group)
     return groups
-
-
-def _default(values: Sequence[object] | None, default: object, count: int) -> Sequence[object]:
-    return [default] * count if values is None else values

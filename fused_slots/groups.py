@@ -33,7 +33,7 @@ class SlotMappingMode(Enum):
 
 
 class GroupKind(IntEnum):
-    """What the rows of a group hold, in one word; what follows from that on the host stands here.
+    """What the rows of a group hold; all that follows from it on the host stands here.
 
     The numbers are those of the kernels. docs/design.md walks through adding a kind.
     """
@@ -57,12 +57,12 @@ class GroupKind(IntEnum):
         """Whether a row grows with its positions: aligned, split, dealt to ranks."""
         return self is GroupKind.PAGED
 
-    def place(self, positions: Any, block_size: int) -> tuple[Any, Any]:
+    def locate(self, positions: Any, block_size: int) -> tuple[Any, Any]:
         """Column and offset of positions in a row that does not grow: integers or an array."""
         return positions * 0, positions % block_size
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """The kind as reports name it."""
         return self.name.lower()
 

@@ -36,8 +36,8 @@ class Outcome(Enum):
 class MappedToken(NamedTuple):
     """One token's slot and the numbers on the way to it; -1 where the rules did not get so far.
 
-    `virtual_block` is v, `virtual_offset` is w, `local_offset` is the token's place in this rank's
-    part of the allocation block, `column` and `block_id` are the table's, `offset` the place in
+    `virtual_block` is v, `virtual_offset` is w, `local_offset` counts tokens in this rank's
+    part of the allocation block, `column` and `block_id` are the table's, `offset` counts in
     the kernel block.
     """
 

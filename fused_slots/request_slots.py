@@ -64,7 +64,7 @@ def slots_of(
         return np.full(len(tokens), PAD_SLOT_ID, np.int64)
     size, rank, interleave = _shard(group, context_parallel)
     if not group.kind.is_paged:
-        block, offset = group.kind.place(tokens, group.block_size)
+        block, offset = group.kind.locate(tokens, group.block_size)
         mapped = tokens >= 0
     else:
         block, within = np.divmod(tokens, group.block_size * size)

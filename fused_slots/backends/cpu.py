@@ -288,7 +288,7 @@ class CpuBackend(Backend):
             code = FaultCode.COLUMN_OUT_OF_ROW
             padded = _union(padded, other_rank)
         else:
-            column, offset = group.kind.place(tokens.positions, group.block_size)
+            column, offset = group.kind.locate(tokens.positions, group.block_size)
             code = FaultCode.EMPTY_RING
         missing = _any_or_none(column >= self._num_columns[g].take(tokens.rows))
         if missing is not None:

@@ -164,7 +164,7 @@ class PreparedCall:
     known: bool = True
 
 
-def prepared_call(run: Any, metadata: Any) -> PreparedCall:
+def prepared_call(launcher: Any, metadata: Any) -> PreparedCall:
     """The quickest launch that a Triton launcher object is known to offer, told by what it has.
 
     Triton 3.6's takes the arguments one by one behind scratch memory, metadata and hooks; those of
@@ -173,12 +173,12 @@ def prepared_call(run: Any, metadata: Any) -> PreparedCall:
     where a kernel needs scratch memory, which it allocates.
 
     Args:
-        run: `CompiledKernel.run`.
+        launcher: `CompiledKernel.run`.
         metadata: `CompiledKernel.packed_metadata`.
     """
-    own_call = PreparedCall(run, (metadata, None, None, None), packed=False)
-    features = vars(run)
-    parameters = tuple(inspect.signature(type(run).__call__).parameters)
+    own_call = PreparedCall(launcher, (metadata, None, None, None), packed=False)
+    features = vars(launcher)
+    parameters = tuple(inspect.signature(type(launcher).__call__).parameters)
     instrumented = features.get("gsan_enabled", False)
     packed = parameters == _PACKED and features.keys() - {"gsan_enabled"} == {
         *_COMMON,
@@ -187,15 +187,15 @@ def prepared_call(run: Any, metadata: Any) -> PreparedCall:
     }
     if not packed and not (parameters == _FLAT and features.keys() == _COMMON):
         return replace(own_call, known=False)
-    if instrumented or run.global_scratch_size or run.profile_scratch_size:
+    if instrumented or launcher.global_scratch_size or launcher.profile_scratch_size:
         return own_call
     hooks = (metadata, None, None, None)
     scratch = (None, None)  # global, of a profiler
-    grid = (run.launch_cooperative_grid, run.launch_pdl)
+    grid = (launcher.launch_cooperative_grid, launcher.launch_pdl)
     if packed:
-        head = (*grid, *hooks, *scratch, run.arg_annotations, run.kernel_signature)
-        return PreparedCall(run.launch, head, packed)
-    return PreparedCall(run.launch, (*grid, *scratch, *hooks), packed)
+        head = (*grid, *hooks, *scratch, launcher.arg_annotations, launcher.kernel_signature)
+        return PreparedCall(launcher.launch, head, packed)
+    return PreparedCall(launcher.launch, (*grid, *scratch, *hooks), packed)
 
 
 def _existing_device(device: torch.device) -> torch.device:
@@ -204,28 +204,23 @@ def _existing_device(device: torch.device) -> torch.device:
     Raises:
         BackendUnavailableError: Triton, CUDA or this device is missing.
     """
-    expected = "an NVIDIA GPU, PyTorch built for CUDA, and Triton"
+    actual, hint = "", "Use device='cpu'"
     if torch.version.hip is not None:
-        raise BackendUnavailableError(
-            "device",
-            expected=expected,
-            actual=f"{device} of PyTorch for ROCm {torch.version.hip}, whose Triton launches "
-            "kernels in a way that is not served yet",
-            hint="Use device='cpu'",
+        actual = (
+            f" of PyTorch for ROCm {torch.version.hip}, whose Triton launches kernels in a way "
         )
-    if find_spec("triton") is None:
+        actual += "that is not served yet"
+    elif find_spec("triton") is None:
+        actual, hint = " without Triton", "pip install 'triton>=3.6', or use device='cpu'"
+    elif not torch.cuda.is_available():
+        actual = f", but torch {torch.__version__} sees no GPU"
+        hint = "Install PyTorch with CUDA and a driver, or use device='cpu'"
+    if actual:
         raise BackendUnavailableError(
             "device",
-            expected=expected,
-            actual=f"{device} without Triton",
-            hint="pip install 'triton>=3.6', or use device='cpu'",
-        )
-    if not torch.cuda.is_available():
-        raise BackendUnavailableError(
-            "device",
-            expected=expected,
-            actual=f"{device}, but torch {torch.__version__} sees no GPU",
-            hint="Install PyTorch with CUDA and a driver, or use device='cpu'",
+            expected="an NVIDIA GPU, PyTorch built for CUDA, and Triton",
+            actual=f"{device}{actual}",
+            hint=hint,
         )
     index = torch.cuda.current_device() if device.index is None else device.index
     if index >= torch.cuda.device_count():

@@ -39,9 +39,9 @@ def descriptor_lines(layout: TableLayout) -> torch.Tensor:
             (field.REACH, group.sliding_window_reach),
             (field.NULL_COLUMN, layout.null_columns[g]),
         )
-        for place, number in numbers:
+        for column, number in numbers:
             # What may be larger divides or bounds int32 numbers alone.
-            lines[g, place.value] = min(number, INT32_MAX)
+            lines[g, column.value] = min(number, INT32_MAX)
     return torch.from_numpy(lines)
 
 

@@ -196,7 +196,7 @@ def kernel_source(
         fn=kernel,
         signature=dict(zip(names, types, strict=True)),
         constexprs=dict(variant.constants),
-        attrs={(place,): [["tt.divisibility", 16]] for place in aligned},
+        attrs={(argument,): [["tt.divisibility", 16]] for argument in aligned},
     )
 
 

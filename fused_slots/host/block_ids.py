@@ -1,7 +1,7 @@
 """The slow path of staging: ids that are no plain lists of ints, and what is wrong with them.
 
 A call that staging does not recognise comes here. It either turns out to be fine (arrays, NumPy
-integers) or gets the error that names request, group and place.
+integers) or gets the error that names request, group and entry.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ def plain_ids(layout: TableLayout, req_index: int, g: int, group_ids: Sequence[i
     if not _is_list(group_ids):
         raise BlockIdError(where, expected="a list of block ids", actual=type(group_ids).__name__)
     limit = layout.max_block_ids[g]
-    for place, block_id in enumerate(group_ids):
+    for entry, block_id in enumerate(group_ids):
         if not _is_int(block_id):
-            raise BlockIdError(f"{where}, entry {place}", expected="an int", actual=repr(block_id))
+            raise BlockIdError(f"{where}, entry {entry}", expected="an int", actual=repr(block_id))
         if not 0 <= block_id <= limit:
             raise BlockIdError(
-                f"{where}, entry {place}",
+                f"{where}, entry {entry}",
                 expected=f"a block id in [0, {limit}]",
                 actual=str(block_id),
                 hint=f"The limit comes from the group: {layout.block_id_limit(g)}"

@@ -46,14 +46,14 @@ class StagedWrites:
         return self.filled - self.counts
 
     def with_zeros(self, zeros: Int64Array) -> StagedWrites:
-        """The same with so many zeros, int64 [J, G], in places that hold no ids."""
+        """The same with so many zeros, int64 [J, G], where no ids are."""
         counts = self.counts + zeros
-        places = np.repeat(self.offsets.ravel(), zeros.ravel())
+        before = np.repeat(self.offsets.ravel(), zeros.ravel())
         return replace(
             self,
             counts=counts,
             offsets=(np.cumsum(counts) - counts.ravel()).reshape(counts.shape),
-            column_ids=np.insert(self.column_ids, places, 0),
+            column_ids=np.insert(self.column_ids, before, 0),
         )
 
     def destinations(self, layout: TableLayout) -> Int64Array:

@@ -108,11 +108,11 @@ def _aliased_slots(tables: BaseTables) -> Iterator[str]:
         slots, first, counts = np.unique(
             slot_mappings[g][tokens], return_index=True, return_counts=True
         )
-        for place in np.flatnonzero(counts > 1).tolist():
+        for index in np.flatnonzero(counts > 1).tolist():
             yield (
-                f"slot {slots[place]} of {tables.layout.describe(g)} is written by "
-                f"{counts[place]} tokens of the last step, the first is token "
-                f"{tokens[first[place]]}"
+                f"slot {slots[index]} of {tables.layout.describe(g)} is written by "
+                f"{counts[index]} tokens of the last step, the first is token "
+                f"{tokens[first[index]]}"
             )
 
 
@@ -168,11 +168,11 @@ def _shared_blocks(tables: BaseTables) -> Iterator[str]:
         rows, blocks = held_blocks(tables, g)
         if not group.prefix_cacheable:
             pairs = np.unique(np.stack([blocks, rows], axis=1), axis=0)
-            for place in np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0]).tolist():
-                block, row = pairs[place].tolist()
+            for index in np.flatnonzero(pairs[1:, 0] == pairs[:-1, 0]).tolist():
+                block, row = pairs[index].tolist()
                 yield (
                     f"block {block} of {layout.describe(g)}, which shares none, is held by row "
-                    f"{row} and by row {pairs[place + 1, 1]}"
+                    f"{row} and by row {pairs[index + 1, 1]}"
                 )
         owners = pools.setdefault(group.pool, {}) if group.pool else {}
         for block in np.unique(blocks).tolist():

@@ -78,7 +78,7 @@ class DemoReport:
                     "name": group.name or f"group {g}",
                     "block_size": group.block_size,
                     "kernel_block_size": group.tokens_per_column,
-                    "kind": group.kind.word,
+                    "kind": group.kind.label,
                     "slots_mapped": sum(replay.outcomes[g][outcome] for outcome in MAPPED),
                     "slots_padded": sum(replay.outcomes[g][outcome] for outcome in PADDED),
                     "blocks_in_use_max": int(blocks[:, g].max(initial=0)),

@@ -193,7 +193,7 @@ class Film:
         if first:
             group = self.schedule.groups[g]
             axes.set_ylabel(
-                f"{group.name or f'group {g}'}\n{group.kind.word}, K = {group.block_size}",
+                f"{group.name or f'group {g}'}\n{group.kind.label}, K = {group.block_size}",
                 rotation=0,
                 ha="right",
                 va="center",

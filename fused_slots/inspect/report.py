@@ -165,7 +165,7 @@ def _data(
         "groups": [
             {
                 "name": group.name,
-                "kind": group.kind.word,
+                "kind": group.kind.label,
                 "block_size": group.block_size,
                 "kernel_block_size": group.tokens_per_column,
                 "sliding_window_reach": group.sliding_window_reach,
