@@ -207,9 +207,9 @@ def _existing_device(device: torch.device) -> torch.device:
     actual, hint = "", "Use device='cpu'"
     if torch.version.hip is not None:
         actual = (
-            f" of PyTorch for ROCm {torch.version.hip}, whose Triton launches kernels in a way "
+            f" of PyTorch for ROCm {torch.version.hip}, whose Triton launches kernels in a way that "
+            "is not served yet"
         )
-        actual += "that is not served yet"
     elif find_spec("triton") is None:
         actual, hint = " without Triton", "pip install 'triton>=3.6', or use device='cpu'"
     elif not torch.cuda.is_available():
