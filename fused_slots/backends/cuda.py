@@ -207,8 +207,8 @@ def _existing_device(device: torch.device) -> torch.device:
     actual, hint = "", "Use device='cpu'"
     if torch.version.hip is not None:
         actual = (
-            f" of PyTorch for ROCm {torch.version.hip}, whose Triton launches kernels in a way that "
-            "is not served yet"
+            f" of PyTorch for ROCm {torch.version.hip}, whose Triton launches kernels in a way "
+            "that is not served yet"
         )
     elif find_spec("triton") is None:
         actual, hint = " without Triton", "pip install 'triton>=3.6', or use device='cpu'"
