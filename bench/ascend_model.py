@@ -37,9 +37,10 @@ import torch  # noqa: E402
 from hivm import Execution  # noqa: E402
 from hivm.order import Trace  # noqa: E402
 from hivm_backend import executed_on  # noqa: E402
-from public_kernels import CP_INTERLEAVE, Batch, one_group, one_launch  # noqa: E402
+from public_kernels import Batch, one_group, one_launch  # noqa: E402
 from public_step import public_step  # noqa: E402
 
+from bench.ascend_rows import CONTEXT, INTERLEAVE, ROWS, SIX, Row  # noqa: E402
 from fused_slots import AscendBlockTables, ContextParallel, KVCacheGroup  # noqa: E402
 
 A3_CORES = 48
@@ -96,7 +97,6 @@ def _all(lengths: list[int], first: list[int], sizes: list[int], context: int = 
     return one_launch(batch, best=True, recorded=True).traces
 
 
-SIX = [16, 32, 64, 128, 16, 32]
 _LONG = (
     (64, 6.590, 4.130), (2048, 6.590, 4.460), (8192, 6.500, 4.450), (65536, 6.080, 4.400),
     (131072, 6.010, 4.420),
@@ -210,44 +210,8 @@ def fit(launches: Sequence[tuple[Published, Launch]]) -> Costs:
     return costs
 
 
-@dataclass(frozen=True)
-class Row:
-    """Query lengths, first positions, block sizes; `ranks` of context parallelism."""
-
-    lengths: list[int]
-    first: list[int]
-    sizes: list[int]
-    ranks: int = 1
-
-    @property
-    def batch(self) -> Batch:
-        return Batch(
-            self.lengths,
-            self.first,
-            self.sizes,
-            context=CONTEXT,
-            capacity=max(sum(self.lengths), 256),
-        )
-
-
-CONTEXT = 8192
-FOUR = [16, 32, 64, 128]
-ROWS: dict[str, Row] = {
-    "decode 256": Row([1] * 256, [8000 - 100 * (i % 13) for i in range(256)], FOUR),
-    "MTP 64 x 4": Row([4] * 64, [8000 - 100 * (i % 13) for i in range(64)], FOUR),
-    "prefill 4096": Row([4096], [0], FOUR),
-    "63 + 2048": Row(
-        [1] * 63 + [2048], [8000 - 100 * (i % 13) for i in range(63)] + [4000], FOUR
-    ),
-    "six groups, 1 x 4096": Row([4096], [0], SIX),
-    "8 x 1024": Row([1024] * 8, [256 * i for i in range(8)], FOUR),
-    "twelve groups, 1 x 8192": Row([8192], [0], SIX * 2),
-    "32 x 128": Row([128] * 32, [64 * i for i in range(32)], FOUR),
-    "twelve groups, 4 decodes": Row([1] * 4, [8000, 7000, 500, 4000], SIX * 2),
-    "context parallel 4, decode 64": Row([1] * 64, [8000 - 100 * (i % 13) for i in range(64)],
-                                         FOUR, ranks=4),
-    "context parallel 4, 1 x 4096": Row([4096], [0], FOUR, ranks=4),
-}  # fmt: skip
+def _batch(row: Row) -> Batch:
+    return Batch(row.lengths, row.first, row.sizes, context=CONTEXT, capacity=row.capacity)
 
 
 def ours(name: str, cores: int, form: str) -> list[Execution]:
@@ -259,13 +223,13 @@ def ours(name: str, cores: int, form: str) -> list[Execution]:
         form: "slots"; "steady", a step in which no row changes, after one of the same batch;
             "writes", the same with the ids of all blocks that begin with one of its tokens.
     """
-    row, batch = ROWS[name], ROWS[name].batch
+    row, batch = ROWS[name], _batch(ROWS[name])
     with executed_on("Ascend910B3", recorded=True, cores=cores):
         tables = AscendBlockTables.from_groups(
             [KVCacheGroup(k, batch.context // k, dcp_sharded=row.ranks > 1) for k in row.sizes],
             max_num_reqs=max(len(row.lengths), 256),
             max_num_batched_tokens=batch.width,
-            context_parallel=ContextParallel(row.ranks, 0, CP_INTERLEAVE if row.ranks > 1 else 1),
+            context_parallel=ContextParallel(row.ranks, 0, INTERLEAVE if row.ranks > 1 else 1),
         )
     rows = list(range(len(row.lengths) - 1, -1, -1))
     blocks = [list(range(1, 1 + batch.context // k)) for k in row.sizes]
@@ -307,13 +271,13 @@ def theirs(name: str, form: str) -> list[Execution]:
         return step
     if row.ranks > 1:
         return step[-1:]
-    one = [one_launch(row.batch, best=True, recorded=True)]
+    one = [one_launch(_batch(row), best=True, recorded=True)]
     return min(one, step[-1:], key=lambda launches: microseconds(launches, A3_CORES))
 
 
 @cache
 def _public_step(name: str) -> list[Execution]:
-    return public_step(ROWS[name].batch, best=True, recorded=True, ranks=ROWS[name].ranks)
+    return public_step(_batch(ROWS[name]), best=True, recorded=True, ranks=ROWS[name].ranks)
 
 
 def microseconds(launches: Sequence[Execution], cores: int) -> float:

@@ -46,20 +46,30 @@ def parse_device(device: str | torch.device) -> torch.device:
 
     Raises:
         ConfigurationError: it is no device name.
-        BackendUnavailableError: it is an npu, and torch_npu did not teach torch the name.
+        BackendUnavailableError: it is an npu, and torch_npu, which teaches torch the name, is
+            missing or does not import.
     """
+    if isinstance(device, str) and device.split(":")[0] == "npu":
+        _import_torch_npu(device)
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        if isinstance(device, str) and device.split(":")[0] == "npu":
-            raise BackendUnavailableError(
-                "device",
-                expected="torch_npu, which makes npu a device of torch",
-                actual=repr(device),
-                hint=_install("ascend"),
-            ) from error
         raise ConfigurationError(
             "device", expected="cpu, cuda[:i], npu[:i] or a torch.device", actual=repr(device)
+        ) from error
+
+
+def _import_torch_npu(device: str) -> None:
+    """So that torch knows the name, also where it was told not to load torch_npu by itself."""
+    try:
+        import_module("torch_npu")
+    except (ImportError, OSError, RuntimeError) as error:  # without CANN its libraries fail
+        missing = isinstance(error, ModuleNotFoundError) and error.name == "torch_npu"
+        raise BackendUnavailableError(
+            "device",
+            expected="torch_npu, which makes npu a device of torch",
+            actual=f"{device!r}, but torch_npu does not import: {error}",
+            hint=_install("ascend") if missing else "Source CANN's set_env.sh in this shell",
         ) from error
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from compile import ASCEND_910B3, Variant, cache_directory, compile_variant
 from hivm import Execution, Pointers, execute
 
+from bench.ascend_rows import INTERLEAVE
 from tests.releases.releases import folder_of
 
 RELEASE = "0.30.0rc2"
@@ -34,8 +35,6 @@ _IMPORTS = (
     (r"from vllm\.triton_utils import .*", "import triton\nimport triton.language as tl"),
 )
 PAD = -1
-CP_INTERLEAVE = 16
-"""Consecutive tokens on a rank."""
 
 
 def folder() -> Path:
@@ -108,8 +107,8 @@ class Batch:
         size, p = self.block_sizes[group], self.positions
         rows = np.repeat(np.arange(len(self.lengths)), self.lengths)
         block, within = p // (size * ranks), p % (size * ranks)
-        stripe, offset = within // CP_INTERLEAVE, within % CP_INTERLEAVE
-        local = within if ranks == 1 else stripe // ranks * CP_INTERLEAVE + offset
+        stripe, offset = within // INTERLEAVE, within % INTERLEAVE
+        local = within if ranks == 1 else stripe // ranks * INTERLEAVE + offset
         found = self.table(group)[rows, block] * size + local
         found[(stripe % ranks) > 0] = PAD
         return np.append(found, np.full(self.width - len(found), PAD)).astype(np.int32)

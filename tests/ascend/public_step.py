@@ -14,7 +14,9 @@ from typing import Any
 
 import numpy as np
 from hivm import Execution, Pointers
-from public_kernels import CP_INTERLEAVE, PAD, RELEASE, Batch, folder_of, imported, replaced, run
+from public_kernels import PAD, RELEASE, Batch, folder_of, imported, replaced, run
+
+from bench.ascend_rows import INTERLEAVE
 
 VLLM = "0.30.0"
 KERNELS = (
@@ -136,7 +138,7 @@ def _mapped(
         Pointers([11 + g for g in groups]), strides, sizes, sizes, out, batch.width, 0,
     ]  # fmt: skip
     constants = {
-        "CP_SIZE": ranks, "CP_INTERLEAVE": CP_INTERLEAVE, "PAD_ID": PAD,
+        "CP_SIZE": ranks, "CP_INTERLEAVE": INTERLEAVE, "PAD_ID": PAD,
         "TRITON_BLOCK_SIZE": TILE, "BLOCK_TABLE_WINDOW_SIZE": window,
         "slot_mapping_enabled": None, "HAS_SLOT_MAPPING_ENABLED": False,
     }  # fmt: skip

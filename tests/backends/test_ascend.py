@@ -7,7 +7,7 @@ interpreted (tests/kernels/interpreted).
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -35,6 +35,7 @@ from fused_slots.faults import (
     InvalidArgumentError,
 )
 
+ROOT = Path(__file__).parents[2]
 PAGED = KVCacheGroup(16, 8)
 STREAM = 4711
 INT_RANGES = {"i32": 2**31, "i64": 2**63}
@@ -65,6 +66,8 @@ class FakeNpu:
         self.launches: list[SimpleNamespace] = []
         self.tried: list[SimpleNamespace] = []
         self.compiled: list[Any] = []
+        self.options = {"multibuffer", "inject_barrier_all"}
+        self.compile_only = False
 
     def is_available(self) -> bool:
         return self.available
@@ -101,7 +104,8 @@ class FakeNpu:
         assert not self.capturing
         assert options["multibuffer"] is False
         assert source.fn.__name__ == "slots_on_ascend" or options["inject_barrier_all"]
-        kernel = _FakeCompiled(self, source)
+        taken = {name: value for name, value in options.items() if name in self.options}
+        kernel = _FakeCompiled(self, source, taken)
         self.compiled.append(kernel)
         return kernel
 
@@ -114,18 +118,29 @@ class _FakeSource:
         self.fn, self.signature, self.constants = fn, signature, constants
 
 
+class _FakeLaunch:
+    """triton-ascend 3.2's NPULauncher."""
+
+    def __init__(self, run: Callable[..., None], compile_only: bool) -> None:
+        self._run, self.compile_only = run, compile_only
+
+    def __call__(self, *arguments: Any) -> None:
+        self._run(*arguments)
+
+
 class _FakeCompiled:
     """triton-ascend 3.2's CompiledKernel: `run` exists once handles are initialised."""
 
-    def __init__(self, npu: FakeNpu, source: _FakeSource) -> None:
+    def __init__(self, npu: FakeNpu, source: _FakeSource, options: dict[str, bool]) -> None:
         self._npu, self.src = npu, source
+        self.metadata = SimpleNamespace(**options)
         self.packed_metadata = {"kernel_name": source.fn.__name__}
         self.function: object | None = None
         self.launched = False
 
     def _init_handles(self) -> None:
         self.function = object()
-        self.run = self._run
+        self.run = _FakeLaunch(self._run, self._npu.compile_only)
 
     def _run(self, x: int, y: int, z: int, stream: int, function: object, metadata: object,
              launch_metadata: None, enter: None, leave: None, *arguments: Any) -> None:  # fmt: skip
@@ -487,25 +502,48 @@ def test_what_is_missing_is_one_clear_error(
     assert isinstance(raised.value, BlockTableError)
 
 
-def test_the_first_run_can_be_tried_without_an_npu(tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    script = Path(__file__).parents[2] / "bench" / "ascend_first_run.py"
-    sizes = ["--lives", "2", "--replays", "5", "--rounds", "2", "--json", str(result)]
-    subprocess.run([sys.executable, script, "--dry-run", *sizes], check=True, timeout=300)
-    found = json.loads(result.read_text())
-    assert found["correctness"]["steps"] == 80
-    assert found["graphs"] == {"replays": 5, "captured": False, "mismatches": 0}
-    assert len(found["timings"]) == 4
-    assert all(set(times) == _TIMES for times in found["timings"].values())
+def test_an_option_that_the_compiler_drops_is_an_error(npu: FakeNpu) -> None:
+    npu.options.discard("multibuffer")
+    with pytest.raises(BackendUnavailableError, match="multibuffer': None") as raised:
+        make().step(*batch())
+    assert "3.2.0" in raised.value.hint
 
 
-def test_a_part_of_the_first_run_that_fails_is_written_down(tmp_path: Path) -> None:
-    result = tmp_path / "result.json"
-    sizes = ["--lives", "1", "--replays", "1", "--rounds", "1", "--json", str(result)]
-    script = Path(__file__).parents[2] / "bench" / "ascend_first_run.py"
-    done = subprocess.run([sys.executable, script, *sizes], check=False, timeout=300)
-    assert done.returncode == 1
-    assert "npu" in json.loads(result.read_text())["graphs"]["error"]
+def test_launches_that_run_nothing_are_an_error(npu: FakeNpu) -> None:
+    npu.compile_only = True
+    with pytest.raises(BackendUnavailableError, match="TRITON_COMPILE_ONLY"):
+        make().compute_slot_mappings(*batch(), 2)
 
 
-_TIMES = {"slots_us", "slots_per_group_us", "step_us", "step_per_group_us"}
+TEACHES = 'import torch; torch.utils.rename_privateuse1_backend("npu")'
+FAILS = "raise ImportError('libhccl.so: cannot open shared object file')"
+PARSES = """
+from fused_slots.backends import parse_device
+from fused_slots.faults import BackendUnavailableError
+try:
+    print(parse_device("npu:1"))
+except BackendUnavailableError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("installed", "said", "unsaid"),
+    [
+        (TEACHES, "npu:1", "does not import"),
+        (FAILS, "set_env.sh", "pip install"),
+        ("raise RuntimeError('no CANN')", "set_env.sh", "pip install"),
+        (None, "pip install torch-npu", "set_env.sh"),
+    ],
+)
+def test_torch_npu_is_imported_where_torch_has_not_done_so(
+    tmp_path: Path, installed: str | None, said: str, unsaid: str
+) -> None:
+    if installed:
+        (tmp_path / "torch_npu.py").write_text(installed)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    variables = os.environ | {"PYTHONPATH": paths, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", PARSES]
+    done = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
+    assert said in done.stdout
+    assert unsaid not in done.stdout

@@ -79,15 +79,16 @@ class AscendLauncher(Launcher):
         from triton.compiler import ASTSource
         from triton.runtime import driver
 
-        npu, device = _npu(), self._device
+        npu, device, options = _npu(), self._device, compile_options(variant)
         with npu.device(device):
             # triton-ascend 3.2: the signature names runtime arguments only.
             compiled = triton.compile(
                 ASTSource(kernel, runtime_signature(kernel, variant, changing_types, fixed),
                           compile_time_values(variant)),
-                options=compile_options(variant),
+                options=options,
             )  # fmt: skip
             compiled._init_handles()
+        check_compiled(compiled, options, f"{variant} on {device}")
         self._compiled += 1
         tail = (*fixed.tensors, *fixed.numbers)
         head = (compiled.function, compiled.packed_metadata, None, None, None)
@@ -102,6 +103,32 @@ class AscendLauncher(Launcher):
             run(num_groups * programs, 1, 1, stream, *head, *tensors, *numbers, *tail)
 
         return launch
+
+
+def check_compiled(compiled: Any, options: dict[str, bool], what: str) -> None:
+    """That a compiled kernel is what was asked for, and that a launch of it is one.
+
+    triton-ascend drops options that it does not know, and launches nothing under
+    TRITON_COMPILE_ONLY, both without a word.
+
+    Raises:
+        BackendUnavailableError: one of them happened.
+    """
+    taken = {name: getattr(compiled.metadata, name, None) for name in options}
+    if taken != options:
+        raise BackendUnavailableError(
+            f"options of {what}",
+            expected=f"{options}, which keep the kernel's events apart from its library's",
+            actual=f"{taken} in what the compiler took",
+            hint="triton-ascend 3.2.0 takes them",
+        )
+    if getattr(compiled.run, "compile_only", False):
+        raise BackendUnavailableError(
+            f"a launch of {what}",
+            expected="one that runs the kernel",
+            actual="TRITON_COMPILE_ONLY, under which triton-ascend launches nothing",
+            hint="Unset it",
+        )
 
 
 def runtime_signature(
