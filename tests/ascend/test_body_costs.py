@@ -71,3 +71,10 @@ def test_scalar_loops_of_bodies_are_reported(
     report = cost_report(parse(MODULE.format(inside=inside, outside=outside)), LIBRARY)
     assert (report.library_loops, report.library_loops_in_tile_loops) == (loops, in_tile_loops)
     assert report.library_waits == 2 * loops
+
+
+@pytest.mark.parametrize(("left", "found"), [("%c0", 0), ("%345", 1), ("%c8", 1)])
+def test_loads_that_pad_on_the_left_are_reported(left: str, found: int) -> None:
+    load = f"func.call @load_gm_to_ubuf_1d_int32_t(%a, %b, %c2_i32, %c0_i32, {left}) : () -> ()"
+    report = cost_report(parse(MODULE.format(inside=load, outside="")), LIBRARY)
+    assert report.left_padded_loads == found

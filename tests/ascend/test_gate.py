@@ -36,12 +36,14 @@ RULES = {
     "locks": 0,
     "library_loops_in_tile_loops": 0,
     "library_events": 0,
+    "left_padded_loads": 0,
 }
 """What no variant may be above."""
 
 OPEN: dict[str, list[set[str]]] = {
     "library_loops_in_tile_loops": [{"slot_i64", "runs"}],
     "library_events": [{"slots_on_ascend", "runs", "pow2"}],
+    "left_padded_loads": [{"step_on_ascend"}],
 }
 """Variants that are, by words of their names, until their kernels are mended."""
 

@@ -29,7 +29,9 @@ class CostReport:
 
     What the bodies of library calls hold, where their library can be read: `library_loops`, calls
     that are scalar loops inside, of which `library_loops_in_tile_loops` must be zero;
-    `library_waits` for events; `library_events` that are live across a call which uses them.
+    `library_waits` for events; `library_events` that are live across a call which uses them;
+    `left_padded_loads`, transfers that pad before their first element, which a body's bit field
+    holds for 32 bytes only (a mask with a lower bound asks for as many as it likes).
     """
 
     ub_bytes: int = 0
@@ -50,6 +52,7 @@ class CostReport:
     library_loops_in_tile_loops: int = 0
     library_waits: int = 0
     library_events: int = 0
+    left_padded_loads: int = 0
     calls: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, int]:
@@ -123,11 +126,18 @@ class _Reader:
         if not self.library or not known:
             return 0
         loops = sum(is_scalar_loop(self.library, call) for call in known)
+        self.report.left_padded_loads += sum(map(_is_left_padded, loop.operations))
         self.report.library_loops += loops
         self.report.library_waits += sum(
             of_size(self.library, call, _TYPICAL).waits for call in known
         )
         return loops
+
+
+def _is_left_padded(op: Operation) -> bool:
+    """Whether a load's last operand, elements that it pads on the left, is not the constant 0."""
+    match = re.match(r"@load_gm_to_ubuf_\w+\([^)]*(%[\w-]+)\)", op.text)
+    return bool(match) and match[1] != "%c0"
 
 
 def _is_discrete(operations: list[Operation]) -> bool:
