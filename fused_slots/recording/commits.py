@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fused_slots.recording.flight import FlightRecorder, as_blocks
+from fused_slots.recording.flight import FlightRecorder
+from fused_slots.recording.kept import as_blocks
 from fused_slots.recording.steps import Append
 
 

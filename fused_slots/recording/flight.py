@@ -13,12 +13,10 @@ into a ring of its own, with the number of the last call that the host had made 
 from __future__ import annotations
 
 import os
-import platform
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +26,15 @@ from fused_slots import env
 from fused_slots.backends.base import Step
 from fused_slots.faults import FaultCode, InvalidArgumentError
 from fused_slots.groups import PAD_SLOT_ID
-from fused_slots.host.packet import unpack_writes
-from fused_slots.host.rows import HostRows, host_half
-from fused_slots.host.staging import StagedWrites
+from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.logs import logger
 from fused_slots.observe import process_rank
 from fused_slots.recording.calls import Kind, input_sizes
+from fused_slots.recording.kept import Inputs, Recorded, as_step, row_step, rows_of, surroundings
 from fused_slots.recording.repeat import state_digests
 from fused_slots.recording.schedule import Schedule
-from fused_slots.recording.steps import Append, Call, ScheduleStep
+from fused_slots.recording.steps import Append
 
 if TYPE_CHECKING:
     from fused_slots.base_tables import BaseTables
@@ -46,21 +43,6 @@ _requests = 0
 """Files that signals have asked for; recorders look at it behind every call."""
 _files = 0
 """Files that this process has written by itself."""
-
-_Inputs = torch.Tensor | npt.NDArray[np.int32] | None
-Packet = tuple[npt.NDArray[np.int32], int]
-"""A call's writes as the host packed them, and the number of rows."""
-
-
-class _Recorded(NamedTuple):
-    kind: int
-    num_entries: int
-    num_positions: int
-    num_reqs_padded: int
-    num_tokens_padded: int
-    slots_width: int
-    inputs: torch.Tensor | None = None
-    writes: Packet | list[Append] | None = None
 
 
 class FlightRecorder:
@@ -79,11 +61,11 @@ class FlightRecorder:
         self._seen_requests = _requests
         self._faults = FaultWatch(tables) if env.RECORD_FAULTS.read() else None
         self._last_file = -num_calls
-        self._captured: list[_Recorded] = []
+        self._captured: list[Recorded] = []
         self._first_capture = self._number = 0
         """Calls of the host before the first capture, and so far."""
         self._graphs = None
-        if hasattr(torch.cuda, "CUDAGraph") and backend.device.type in ("cuda", "npu"):
+        if backend.device.type in ("cuda", "npu"):
             self._graphs = GraphRing(backend.layout, backend.device, num_calls)
         self.restart()
         self._step, self._map_slots, self._map_tokens, self._restore = (
@@ -102,8 +84,8 @@ class FlightRecorder:
 
     def restart(self) -> None:
         """Forget all calls; the recording begins with the tables as they are."""
-        self._older: list[_Recorded] = []
-        self._newer: list[_Recorded] = []
+        self._older: list[Recorded] = []
+        self._newer: list[Recorded] = []
         self.torn = 0
         """Rows that were written with other columns than allocation blocks have."""
         self._older_tables = self._newer_tables = self._copy_tables()
@@ -140,7 +122,7 @@ class FlightRecorder:
         """The recording as it is now; waits for the device."""
         layout = self._layout
         first = self._number - len(self._older) - len(self._newer)
-        calls: list[tuple[tuple[int, int], _Recorded, _Inputs]] = [
+        calls: list[tuple[tuple[int, int], Recorded, Inputs]] = [
             ((number, -1), recorded, recorded.inputs)
             for number, recorded in enumerate((*self._older, *self._newer), start=first + 1)
         ]
@@ -152,10 +134,10 @@ class FlightRecorder:
                 if host_calls >= first and len(inputs) >= needed:
                     calls.append(((host_calls, replay), self._captured[call], inputs))
             calls.sort(key=lambda call: call[0])
-        rows, torn = _rows_of(layout, *self._older_tables)
+        rows, torn = rows_of(layout, *self._older_tables)
         torn += self.torn
-        steps = [_row_step(rows)] if rows else []
-        steps += [_as_step(layout, recorded, inputs) for _, recorded, inputs in calls]
+        steps = [row_step(rows)] if rows else []
+        steps += [as_step(layout, recorded, inputs) for _, recorded, inputs in calls]
         ids = (max(blocks) for s in steps for a in s.appends for blocks in a.block_ids if blocks)
         ranks = layout.context_parallel
         state = state_digests(self._tables)
@@ -171,7 +153,7 @@ class FlightRecorder:
             max_num_batched_tokens=layout.max_num_batched_tokens,
             num_blocks=max([layout.null_block_id or 0, *ids]) + 1,
             metadata={
-                **_surroundings(self._backend.name, str(self._backend.device)),
+                **surroundings(self._backend.name, str(self._backend.device)),
                 "description": f"{len(calls)} calls of a manager, written {reason}",
                 "reason": reason,
                 "calls_before": first,
@@ -191,7 +173,7 @@ class FlightRecorder:
     def add_rows(self, appends: list[Append], torn: int) -> None:
         """Record writes that came past the manager, `torn` rows of which hold no whole blocks."""
         self.torn += torn
-        self._add(_Recorded(0, 0, 0, 0, 0, 0, None, appends))
+        self._add(Recorded(0, 0, 0, 0, 0, 0, None, appends))
 
     def _on_step(self, step: Step) -> None:
         self._step(step)
@@ -228,7 +210,7 @@ class FlightRecorder:
                 kind |= flag
                 parts.append(values[:num_entries])
         sizes = (num_entries, num_positions, step.num_reqs_padded, step.num_tokens_padded)
-        self._keep(_Recorded(kind, *sizes, slots_width), parts, step.staged)
+        self._keep(Recorded(kind, *sizes, slots_width), parts, step.staged)
 
     def _on_map_tokens(
         self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor
@@ -242,15 +224,13 @@ class FlightRecorder:
         if rows.dtype is torch.int64:
             kind |= 8
         parts = [rows.view(torch.int32), positions.view(torch.int32)]
-        self._keep(_Recorded(kind, tokens, tokens, 0, 0, width), parts, None)
+        self._keep(Recorded(kind, tokens, tokens, 0, 0, width), parts, None)
 
     def _on_restore(self, rows: HostRows) -> None:
         self._restore(rows)
         self.restart()
 
-    def _keep(
-        self, recorded: _Recorded, parts: list[torch.Tensor], staged: HostRows | None
-    ) -> None:
+    def _keep(self, recorded: Recorded, parts: list[torch.Tensor], staged: HostRows | None) -> None:
         if self._is_capturing():
             if self._graphs is not None:
                 if not self._captured:
@@ -267,7 +247,7 @@ class FlightRecorder:
         inputs = torch.cat(parts) if parts else None
         self._add(recorded._replace(inputs=inputs, writes=writes))
 
-    def _add(self, recorded: _Recorded) -> None:
+    def _add(self, recorded: Recorded) -> None:
         self._newer.append(recorded)
         self._number += 1
         if self._captured and self._graphs is not None:
@@ -385,116 +365,9 @@ def watch_signal() -> None:
         logger.warning("SIG%s writes no recording: this is not the main thread", choice.upper())
 
 
-def _as_step(layout: TableLayout, recorded: _Recorded, inputs: _Inputs) -> ScheduleStep:
-    kind = recorded.kind
-    sizes = input_sizes(kind, *recorded[1:3], layout.max_num_reqs)
-    values = inputs.cpu().numpy() if isinstance(inputs, torch.Tensor) else inputs
-    numbers = np.zeros(0, np.int32) if values is None else values[: sum(sizes)]
-    parts = np.split(numbers, np.cumsum(sizes)[:-1])
-    index, starts, positions, computed, replay_start, replay_len = map(np.copy, parts)
-    writes = recorded.writes
-    if isinstance(writes, tuple):
-        writes = _appends(layout, unpack_writes(writes[0], layout, writes[1]))
-    return ScheduleStep(
-        appends=tuple(writes or ()),
-        request_ids=np.zeros(0, np.int32),
-        idx_mapping=index.view(np.int64) if kind & Kind.WIDE_INDEX else index,
-        query_start_loc=starts,
-        positions=positions.view(np.int64),
-        num_computed_tokens=computed,
-        expected_blocks=(),
-        call=Call(
-            bool(kind & Kind.GATHERS),
-            bool(kind & Kind.MAPS),
-            bool(kind & Kind.DRAFTS),
-            *recorded[3:5],
-            bool(kind & Kind.TABLES_OUT),
-            recorded.slots_width,
-            bool(kind & Kind.INTO_STEPS),
-            bool(kind & Kind.COMPUTED),
-            replay_start if kind & Kind.REPLAY_START else None,
-            replay_len if kind & Kind.REPLAY_LEN else None,
-            bool(kind & Kind.GRAPH),
-        ),
-    )
-
-
-def _row_step(rows: Sequence[Append]) -> ScheduleStep:
-    nothing = np.zeros(0, np.int32)
-    call = Call(gathers=False, maps=False, drafts=False, num_reqs_padded=0, num_tokens_padded=0)
-    arrays = (nothing, nothing, nothing, nothing.astype(np.int64), nothing)
-    return ScheduleStep(tuple(rows), *arrays, (), call=call)
-
-
-def _appends(layout: TableLayout, writes: StagedWrites) -> list[Append]:
-    """Merged writes as calls that write the same columns."""
-    appends = []
-    n = [group.columns_per_block for group in layout.groups]
-    for j, row in enumerate(writes.rows.tolist()):
-        starts = writes.starts[j].tolist()
-        blocks = tuple(
-            (writes.column_ids[begin : begin + count : n[g]] // n[g]).tolist() if start >= 0 else []
-            for g, (start, begin, count) in enumerate(
-                zip(starts, writes.offsets[j].tolist(), writes.counts[j].tolist(), strict=True)
-            )
-        )
-        if min(starts) < 0:
-            appends.append(Append(row, blocks, True, cleared=True))
-        elif not any(starts):
-            appends.append(Append(row, blocks, True))
-        else:
-            firsts = tuple(start // per for start, per in zip(starts, n, strict=True))
-            appends.append(Append(row, blocks, False, firsts))
-    return appends
-
-
-def _rows_of(
-    layout: TableLayout, arena: torch.Tensor, num_columns: torch.Tensor
-) -> tuple[list[Append], int]:
-    """All rows that hold something, and how many cannot be said as allocation blocks."""
-    cells, lengths = arena.cpu().numpy(), num_columns.cpu().numpy()
-    rows, torn = [], 0
-    for row in np.flatnonzero(lengths.any(0)).tolist():
-        blocks = []
-        for g, group in enumerate(layout.groups):
-            begin = layout.offsets[g] + row * layout.widths[g]
-            columns = cells[begin : begin + lengths[g, row]]
-            ids, whole = as_blocks(columns, group.columns_per_block)
-            torn += not whole
-            blocks.append(ids)
-        rows.append(Append(row, tuple(blocks), True))
-    return rows, torn
-
-
-def as_blocks(columns: npt.NDArray[np.int32], n: int) -> tuple[list[int], bool]:
-    """The allocation blocks of filled columns, or null blocks where those are none; which it is."""
-    firsts = columns[::n] // n
-    expected = np.repeat(firsts, n)[: len(columns)] * n + np.arange(len(columns)) % n
-    whole = columns.min(initial=0) >= 0 and bool((columns == expected).all())
-    return (firsts if whole else 0 * firsts).tolist(), whole
-
-
-def _fills_slots(calls: Sequence[tuple[Any, _Recorded, Any]]) -> bool:
+def _fills_slots(calls: Sequence[tuple[Any, Recorded, Any]]) -> bool:
     """Whether what stands in `slot_mappings` comes from the last call."""
     last = calls[-1][1] if calls else None
     return last is not None and (
         last.kind & Kind.INTO_STEPS > 0 or (last.kind & Kind.MAPS > 0 and not last.slots_width)
     )
-
-
-def _surroundings(backend: str, device: str) -> dict[str, Any]:
-    """What a reader of a bug report asks first."""
-    versions = {"python": platform.python_version()}
-    for package in ("fused-slots", "torch", "triton", "numpy", "vllm", "vllm-ascend"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "backend": backend,
-        "device": device,
-        "host": host_half(),
-        "rank": process_rank(),
-        "pid": os.getpid(),
-        "versions": versions,
-    }
