@@ -78,6 +78,8 @@ def test_nothing_is_read_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tables._backend, "is_capturing", lambda: True)
     one_step(tables)
     assert sum(fault.count for fault in tables.stats().faults) == 6, "as they were read last"
+    assert sum(fault.count for fault in tables.take_faults()) == 12
+    assert sum(fault.count for fault in tables.stats().faults) == 12, "none of them twice"
 
 
 class Event:

@@ -28,6 +28,7 @@ from fused_slots import (
 )
 from fused_slots.backends.base import Step
 from fused_slots.cli import main
+from fused_slots.recording.arrays import ScheduleError
 from fused_slots.recording.as_scheduled import as_scheduled
 from fused_slots.recording.call_check import CallCheck
 from fused_slots.recording.check import FindingKind, ScheduleCheck
@@ -179,6 +180,105 @@ def test_a_run_of_any_backend_replays_on_any_other(
         monkeypatch.setenv("FUSED_SLOTS_BACKEND", other.backend)
         digests.add(replayed(schedule, other.device).digest)
     assert len(digests) == 1
+
+
+def test_a_call_is_recorded_as_it_was_made() -> None:
+    tables = build(replay_window=1)
+    tables.start_recording(9)
+    rows = torch.tensor([4, -1, 9], dtype=torch.int64)
+    starts = torch.tensor([0, 2, 2, 3, 77], dtype=torch.int32)
+    positions = torch.tensor([7, 8, 2**40, 5], dtype=torch.int64)
+    computed = torch.arange(ROWS, dtype=torch.int32)
+    replay = torch.tensor([7, 1, 0], dtype=torch.int32)
+    tables.step(
+        rows,
+        starts,
+        positions,
+        num_reqs_padded=5,
+        num_tokens_padded=4,
+        num_computed_tokens=computed,
+        replay_start=replay,
+        replay_len=replay + 1,
+    )
+    out = torch.zeros(4, 7, dtype=torch.int32)
+    tables.compute_slot_mappings(rows, starts, positions, 3, out, replay)
+    tables.map_tokens(rows.int(), positions[:3], tables.slot_mappings)
+    step, mapped, drafted = schedule_of(tables)
+    for recorded, given in (
+        (step.idx_mapping, rows),
+        (step.query_start_loc, starts[:4]),
+        (step.positions, positions),
+        (step.num_computed_tokens, computed),
+        (step.call.replay_start, replay),
+        (step.call.replay_len, replay + 1),
+        (mapped.call.replay_start, replay),
+        (drafted.idx_mapping, rows.int()),
+        (drafted.positions, positions[:3]),
+    ):
+        assert recorded.dtype == given.numpy().dtype
+        assert recorded.tolist() == given.tolist()
+    sizes = (step.call.num_reqs_padded, step.call.num_tokens_padded, step.call.slots_width)
+    assert (step.call.gathers, step.call.maps, step.call.has_computed) == (True, True, True)
+    assert sizes == (5, 4, 0)
+    assert (mapped.call.gathers, mapped.call.maps, mapped.call.slots_width) == (False, True, 7)
+    assert (mapped.call.replay_len, mapped.call.has_computed) == (None, False)
+    assert (drafted.call.drafts, drafted.call.into_steps) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("array", "item", "value", "message"),
+    [
+        ("write_rows", 0, ROWS, "write_rows: expected 0 <= value < 6 at item 0"),
+        ("write_kinds", 0, 4, "write_kinds: expected 0 <= value < 4"),
+        ("write_begins", 4, 2, "write 1 to row 1 of group 0 .full.: expected a begin in .0, 1."),
+        ("write_counts", 0, 13, "write_blocks: expected .* items"),
+        ("write_blocks", 0, 10, "write_blocks: expected 0 <= value < 10"),
+        ("calls", 0, 2048, "kinds of calls: expected 0 <= value < 1024"),
+        ("calls", 0, 64, r"calls.0.: expected a call that a manager has"),
+        ("calls", 1, 2, "inputs: expected .* items"),
+        ("calls", 3, -1, "calls: expected 0 <= value"),
+        ("calls", 6, 2, "write_rows: expected 3 items; got 2"),
+    ],
+)
+def test_arrays_that_cannot_be_are_refused_by_name(
+    array: str, item: int, value: int, message: str, tmp_path: Path
+) -> None:
+    tables = build()
+    tables.start_recording(9)
+    rows, starts = torch.tensor([1], dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32)
+    tables.append_block_ids(1, ([1], [2], [3], [9]), True)
+    tables.step(rows, starts, torch.tensor([3]))
+    tables.write_block_ids(1, (1, 1, 1, 1), ([5], [], [], []))
+    tables.step(rows, starts, torch.tensor([3]))
+    schedule = schedule_of(tables)
+    assert schedule._arrays["write_kinds"].tolist() == [1, 2]
+    arrays = {name: values.copy() for name, values in schedule._arrays.items()}
+    arrays[array].reshape(-1)[item] = value
+    Schedule(**{**vars(schedule), "_arrays": arrays}).save(tmp_path / "changed.npz.xz")
+    with pytest.raises(ScheduleError, match=message):
+        load_schedule(tmp_path / "changed.npz.xz")
+
+
+def test_two_requests_in_one_slot_are_a_finding_and_cut_rows_are_copied_whole() -> None:
+    tables = build()
+    tables.start_recording(9)
+    rows, starts = torch.tensor([1, 2]), torch.tensor([0, 1, 2], dtype=torch.int32)
+    for row, block in ((1, 4), (2, 5)):
+        tables.append_block_ids(row, ([4, 6], [block], [block], [block]), True)
+    tables.step(rows, starts, torch.tensor([3, 3]))
+    tables.step(rows, starts, torch.tensor([3, 4]))
+    tables.write_block_ids(1, (1, 1, 1, 1), ([], [], [], []))
+    tables.apply_staged_writes()
+    tables.gather_block_tables(rows, 2)
+    check = CallCheck(schedule_of(tables))
+    found = list(check)
+    assert len(found) == 1, found
+    finding = found[0]
+    assert finding == (
+        "step 0: slot 67 of group 0 (full) is written by row 2 (position 3) and by row 1"
+    )
+    assert (finding.row, finding.group, finding.block) == (2, 0, 4)
+    assert check.copies == {"whole": 8 + 1, "nothing new": 8 + 7}
 
 
 def test_a_recording_says_what_the_run_held(tmp_path: Path) -> None:
