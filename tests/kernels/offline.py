@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ class Machine:
     spilled_bytes: int
     """Bytes of local memory that a thread uses."""
     shared_bytes: int
+    instructions: int = 0
+    """Of its machine code, without padding; not counted on AMD."""
 
     @property
     def usage(self) -> dict[str, int]:
@@ -52,6 +55,7 @@ class Machine:
             "registers": self.registers,
             "spilled": self.spilled_bytes,
             "shared": self.shared_bytes,
+            "instructions": self.instructions,
         }
 
 
@@ -89,9 +93,11 @@ class OfflineLauncher(Launcher):
         compiled = triton.compile(source, target=target, options=options)
         if target.backend == "hip":
             assembly, usage = compiled.asm["amdgcn"], amd_resource_usage(compiled.asm["amdgcn"])
+            length = 0
         else:
             assembly, usage = compiled.asm["ptx"], resource_usage(compiled.asm["cubin"])
-        self.machines[variant] = Machine(assembly, *usage, compiled.metadata.shared)
+            length = instructions(compiled.asm["cubin"])
+        self.machines[variant] = Machine(assembly, *usage, compiled.metadata.shared, length)
         return lambda programs, tensors, numbers: None
 
 
@@ -113,6 +119,23 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
         raise RuntimeError(f"cuobjdump names {len(found)} kernels:\n{report}")
     registers, stack, local = map(int, found[0])
     return registers, stack + local
+
+
+EXECUTABLE = 4  # of an ELF section's flags
+NOP = 0x918  # in the low 12 bits of an instruction of 16 bytes, since sm_70
+
+
+def instructions(cubin: bytes) -> int:
+    """Machine instructions of a kernel, without the NOPs that fill it up."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    entry, count = struct.unpack_from("<HH", cubin, 0x3A)
+    found = 0
+    for header in range(table, table + entry * count, entry):
+        flags, _, offset, size = struct.unpack_from("<QQQQ", cubin, header + 8)
+        if flags & EXECUTABLE:
+            words = struct.iter_unpack("<Q8x", cubin[offset : offset + size])
+            found += sum(word & 0xFFF != NOP for (word,) in words)
+    return found
 
 
 def amd_resource_usage(assembly: str) -> tuple[int, int]:

@@ -61,17 +61,17 @@ def record_of_this_triton() -> Path:
     return RECORDS / f"triton-{triton.__version__}.json"
 
 
-def worse(record: dict[str, dict[str, int]], found: dict[str, dict[str, int]]) -> list[str]:
-    """Variants of one configuration that need more than is recorded, or are not recorded."""
+def moved(record: dict[str, dict[str, int]], found: dict[str, dict[str, int]]) -> list[str]:
+    """What differs between a configuration's record and what was found, by variant and number."""
     differences = [f"{name}: recorded, no longer chosen" for name in sorted(record.keys() - found)]
     for name, usage in sorted(found.items()):
         if name not in record:
             differences.append(f"{name}: not recorded")
             continue
         differences += [
-            f"{name}: {what} {record[name][what]} -> {value}"
+            f"{name}: {what} {record[name].get(what)} -> {value}"
             for what, value in usage.items()
-            if value > record[name][what]
+            if value != record[name].get(what)
         ]
     return differences
 
