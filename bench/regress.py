@@ -226,6 +226,8 @@ def machine(options: argparse.Namespace) -> dict[str, Any]:
 
 def revision(name: str) -> str:
     """A revision's short name, with "+" where the working tree differs from HEAD."""
+    if not shutil.which("git"):
+        return "unknown"
     command = ["git", "rev-parse", "--short", name]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
