@@ -185,6 +185,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.gpu and options.select == "not beside":
         options.select = ""
+    known = machine(options)  # before it is measured: the tree may change meanwhile
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         package = options.base_dir or unpack(options.base, folder / "revision")
@@ -192,7 +193,7 @@ def main() -> int:
         if sides[0].half != sides[1].half:
             raise SystemExit(f"base stages in {sides[0].half}, head in {sides[1].half}")
         results = regressions(sides, options)
-    report = {**machine(options), "half": sides[1].half, "results": results}
+    report = {**known, "half": sides[1].half, "results": results}
     print(table(results))
     slower = [name for name, result in results.items() if result["slower"]]
     said = f"{len(results)} benchmarks, {len(slower)} slower than {report['base']}"
