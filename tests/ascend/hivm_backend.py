@@ -17,7 +17,7 @@ from compile import ASCEND_910B3, CORES, CompiledKernel, compile_variant
 from compile import Variant as Compilation
 from hivm import EXACT, Alias, Execution, Modes, execute
 
-from fused_slots.backends.ascend.arguments import compile_options, compile_time_values
+from fused_slots.backends.ascend.arguments import COMPILE_OPTIONS, compile_time_values
 from fused_slots.backends.ascend.device import runtime_signature
 from fused_slots.backends.base import Step
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant
@@ -42,7 +42,7 @@ class HivmLauncher(Launcher):
     ) -> Launch:
         signature = runtime_signature(kernel, variant, changing_types, fixed)
         compilation = Compilation(str(variant), kernel, signature, compile_time_values(variant),
-                                  compile_options(variant))
+                                  COMPILE_OPTIONS)
         compiled = self.kernels[variant] = compile_variant(compilation, self.target)
 
         def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:

@@ -6,6 +6,10 @@ from typing import Any
 
 from fused_slots.backends.launch import Variant, triton_type
 
+COMPILE_OPTIONS = {"multibuffer": False}
+"""What the compiler is told. Loops seldom have a second iteration to load ahead for, so on-chip
+memory goes to larger tiles instead of second buffers."""
+
 
 def kernel_of(variant: Variant) -> Any:
     """The Triton function of a variant."""
@@ -40,15 +44,3 @@ def compile_time_values(variant: Variant) -> dict[str, int]:
     tile = choices.pop("TILE")
     flags = sum(getattr(layout, name).value for name, chosen in choices.items() if chosen)
     return {"TILE": tile, "FLAGS": flags}
-
-
-def compile_options(variant: Variant) -> dict[str, bool]:
-    """What the compiler is told of a variant.
-
-    Loops seldom have a second iteration to load ahead for, so on-chip memory goes to larger tiles
-    instead of second buffers. Where a kernel needs many events between the pipes, the compiler
-    would hold one that its vector library uses itself; barriers need no events.
-    """
-    choices = dict(variant.constants)
-    many_events = variant.kernel == "step_on_ascend" or (choices["RUNS"] and not choices["POW2"])
-    return {"multibuffer": False} | ({"inject_barrier_all": True} if many_events else {})

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fused_slots.backends.ascend.arguments import compile_options, compile_time_values
+from fused_slots.backends.ascend.arguments import COMPILE_OPTIONS, compile_time_values
 from fused_slots.backends.ascend.operations import AscendOperations
 from fused_slots.backends.device import Uploads
 from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
@@ -79,7 +79,7 @@ class AscendLauncher(Launcher):
         from triton.compiler import ASTSource
         from triton.runtime import driver
 
-        npu, device, options = _npu(), self._device, compile_options(variant)
+        npu, device, options = _npu(), self._device, COMPILE_OPTIONS
         with npu.device(device):
             # triton-ascend 3.2: the signature names runtime arguments only.
             compiled = triton.compile(

@@ -14,7 +14,6 @@ from fused_slots.kernels.layout import (
     CACHEABLE,
     COLUMN_OUT_OF_ROW,
     INT32_MAX,
-    PAD,
 )
 
 FAR_SQUARED = tl.constexpr(0x5E800000)
@@ -32,15 +31,13 @@ def run_begins(positions_ptr, first, count, SPAN: tl.constexpr):
     # What the low words lose, a float32 tells: the bits of its square grow as its magnitude does.
     rounded = position.to(tl.float32)
     square = (rounded * rounded).to(tl.int32, bitcast=True)
+    low = low | ((FAR_SQUARED - square) >> 31)
     if count < SPAN:
-        begin = tl.min(tl.where(lane >= count, INT32_MAX, low), axis=0)
-        highest = tl.max(tl.where(lane >= count, -1, low), axis=0)
-    else:
-        begin = tl.min(low, axis=0)
-        highest = tl.max(low, axis=0)
+        low = gather_in_tile(low, tl.minimum(lane, count - 1))
+    begin = tl.min(low, axis=0)
     # Below 2^31 by more than float32 rounds there, a negative number is known by its magnitude.
     below = begin.to(tl.uint32) < (INT32_MAX - 2 * SPAN - ROUNDED)
-    return begin, (highest == begin) & below & (tl.max(square, axis=0) <= FAR_SQUARED)
+    return begin, (tl.max(low, axis=0) == begin) & below
 
 
 @triton.jit
@@ -84,14 +81,15 @@ def map_run(
         else:
             unreplayed = tl.load(replay_start_ptr + entry) == 0
         one = one & (unreplayed | (tl.load(line_ptr + CACHEABLE) == 0))
-    if one:
+    # Not under the `if`, where the result of a reduction costs an event of its own.
+    begin, consecutive = run_begins(positions_ptr, first, count, SPAN)
+    if one & consecutive:
         row = index.to(tl.int32)
-        begin, consecutive = run_begins(positions_ptr, first, count, SPAN)
         column_size = size_of(column_divisor, FLAGS)
         column = scalar_quotient(begin, column_divisor, FLAGS)
         within = begin - column * column_size
         last_column = scalar_quotient(within + SPAN - 1, column_divisor, FLAGS)
-        if consecutive & (last_column < WINDOW):
+        if last_column < WINDOW:
             done = 1
             length = tl.load(lengths_ptr + row)
             window = window_of_row(row, column, length, lengths_ptr, plane, table_ptr, width, FLAGS)
@@ -105,14 +103,14 @@ def map_run(
                 token = within + lane
                 of_token = quotient(token, column_divisor, FLAGS)
                 slot = (gather_in_tile(window, of_token) - of_token) * column_size + token
-                slot = slot.to(slots_ptr.dtype.element_ty)
                 if (length - column > last_column) & (count == SPAN):
-                    tl.store(slots_ptr + first + lane, slot)
+                    tl.store(slots_ptr + first + lane, slot.to(slots_ptr.dtype.element_ty))
                 else:
                     held = (length - column).to(tl.int64) * column_size - within
                     held = tl.maximum(tl.minimum(held, count), 0).to(tl.int32)
-                    slot = tl.where(lane >= held, PAD, slot)
-                    tl.store(slots_ptr + first + lane, slot, mask=lane < count)
+                    # From `held` on all bits are set, which is PAD; a select would cost more.
+                    padded = (slot | ((held - 1 - lane) >> 31)).to(slots_ptr.dtype.element_ty)
+                    tl.store(slots_ptr + first + lane, padded, mask=lane < count)
                     if held < count:
                         tl.atomic_add(line_ptr + FAULTS + COLUMN_OUT_OF_ROW, count - held)
     return done

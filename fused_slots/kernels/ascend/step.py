@@ -18,7 +18,13 @@ as a whole.
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.ascend.formula import clamp_rows, count_faults, load_divisor, quotient
+from fused_slots.kernels.ascend.formula import (
+    clamp_rows,
+    load_divisor,
+    load_row,
+    quotient,
+    scalar_quotient,
+)
 from fused_slots.kernels.ascend.layout import (
     COLUMNS,
     ENTRIES,
@@ -72,11 +78,60 @@ def number_of(chosen, numbers):
 
 
 @triton.jit
+def gather_entry(
+    entry,
+    begin,
+    end,
+    gathered_ptr,
+    gathered_stride,
+    idx_mapping_ptr,
+    num_computed_ptr,
+    lengths_ptr,
+    plane,
+    table_ptr,
+    width,
+    line_ptr,
+    num_reqs,
+    max_num_reqs,
+    FLAGS: tl.constexpr,
+):
+    """Make columns [begin, end) of one batch entry what they must be.
+
+    Its numbers are read anew: picked from vectors, each would need a reduction and an event.
+    """
+    index = load_row(idx_mapping_ptr, tl.minimum(entry, tl.maximum(num_reqs - 1, 0)), max_num_reqs)
+    exists = (entry < num_reqs) & (index >= 0) & (index < max_num_reqs)
+    row = tl.where(exists, index, 0)
+    length = tl.where(exists, tl.load(lengths_ptr + row), 0)
+    start = tl.minimum(tl.load(lengths_ptr - plane + row), length)
+    base = tl.load(lengths_ptr + plane + row)
+    reach = tl.load(line_ptr + REACH)
+    below = tl.maximum(tl.maximum(tl.load(num_computed_ptr + row), 0) - reach, 0)
+    column_divisor = load_divisor(line_ptr, COLUMN_SIZE, FLAGS)
+    nulls = tl.minimum(scalar_quotient(below, column_divisor, FLAGS), length)
+    nulls = tl.where(reach == 0, 0, nulls)
+    target_ptr = gathered_ptr + entry.to(tl.int64) * gathered_stride
+    source_ptr = table_ptr + row.to(tl.int64) * width
+    lowest = tl.maximum(begin, nulls)
+    zero_columns(target_ptr, begin, tl.minimum(nulls, end))
+    copy_columns(target_ptr, source_ptr, lowest, tl.minimum(start, end))
+    copy_columns(
+        target_ptr,
+        lengths_ptr + base.to(tl.int64),
+        tl.maximum(lowest, start),
+        tl.minimum(length, end),
+    )
+    zero_columns(target_ptr, tl.maximum(begin, length), end)
+    if WHOLE & FLAGS:  # Elsewhere gather_entries counts such rows.
+        if (entry < num_reqs) & (index >= max_num_reqs):
+            tl.atomic_add(line_ptr + FAULTS + ROW_OUT_OF_RANGE, 1)
+
+
+@triton.jit
 def gather_entries(
     first_entry,
     gathered_ptr,
     gathered_stride,
-    gathered_width,
     idx_mapping_ptr,
     num_computed_ptr,
     lengths_ptr,
@@ -97,15 +152,13 @@ def gather_entries(
     live = entry < num_entries
     index = tl.load(idx_mapping_ptr + entry, mask=entry < num_reqs, other=-1)
     row = clamp_rows(index, max_num_reqs)
-    count_faults(line_ptr, live & (row >= max_num_reqs), ROW_OUT_OF_RANGE)
     exists = (row >= 0) & (row < max_num_reqs)
     safe_row = tl.where(exists, row, 0)
     filled, computed, generation = lane * 0, lane * 0, lane * 0
     for first in range(0, max_num_reqs, ROWS):
         filled = of_rows(filled, safe_row, first, lengths_ptr, max_num_reqs)
         computed = of_rows(computed, safe_row, first, num_computed_ptr, max_num_reqs)
-        if (WHOLE & FLAGS) == 0:
-            generation = of_rows(generation, safe_row, first, generations_ptr, max_num_reqs)
+        generation = of_rows(generation, safe_row, first, generations_ptr, max_num_reqs)
     filled = tl.where(exists, filled, 0)
     reach = tl.load(line_ptr + REACH)
     below = tl.maximum(tl.maximum(computed, 0) - reach, 0)
@@ -113,44 +166,48 @@ def gather_entries(
     nulled = tl.minimum(nulled, filled)
     if reach == 0:
         nulled = lane * 0
-    if WHOLE & FLAGS:
-        low = lane * 0
-        high = low + gathered_width
-    else:
-        key = tl.where(exists, row, -1)
-        generation = tl.where(exists, generation, 0)
-        key_ptr = state_ptr + entry
-        generation_ptr = key_ptr + max_num_reqs
-        filled_ptr = generation_ptr + max_num_reqs
-        nulled_ptr = filled_ptr + max_num_reqs
-        old_key = tl.load(key_ptr, mask=live, other=-1)
-        old_generation = tl.load(generation_ptr, mask=live, other=0)
-        old_filled = tl.load(filled_ptr, mask=live, other=0)
-        old_nulled = tl.load(nulled_ptr, mask=live, other=0)
-        kept = (key == old_key) & (generation == old_generation)
-        low, high = changed_columns(kept, filled, nulled, old_filled, old_nulled, width)
+    key = tl.where(exists, row, -1)
+    generation = tl.where(exists, generation, 0)
+    key_ptr = state_ptr + entry
+    generation_ptr = key_ptr + max_num_reqs
+    filled_ptr = generation_ptr + max_num_reqs
+    nulled_ptr = filled_ptr + max_num_reqs
+    old_key = tl.load(key_ptr, mask=live, other=-1)
+    old_generation = tl.load(generation_ptr, mask=live, other=0)
+    old_filled = tl.load(filled_ptr, mask=live, other=0)
+    old_nulled = tl.load(nulled_ptr, mask=live, other=0)
+    kept = (key == old_key) & (generation == old_generation)
+    low, high = changed_columns(kept, filled, nulled, old_filled, old_nulled, width)
     changed = live & (low < high)
+    strange = live & (row >= max_num_reqs)
+    # One reduction for two counts.
+    counts = tl.sum(changed.to(tl.int32) + (strange.to(tl.int32) << 16), axis=0)
+    if counts >> 16 > 0:
+        tl.atomic_add(line_ptr + FAULTS + ROW_OUT_OF_RANGE, counts >> 16)
     previous = -1
-    for _ in range(tl.sum(changed.to(tl.int32), axis=0)):
+    for _ in range(counts & 0xFFFF):
         previous = tl.min(tl.where(changed & (lane > previous), lane, ENTRIES), axis=0)
-        chosen = lane == previous
-        begin, end = number_of(chosen, low), number_of(chosen, high)
-        of_row, length = number_of(chosen, safe_row), number_of(chosen, filled)
-        nulls = number_of(chosen, nulled)
-        start = tl.minimum(tl.load(lengths_ptr - plane + of_row), length)
-        target_ptr = gathered_ptr + (first_entry + previous).to(tl.int64) * gathered_stride
-        source_ptr = table_ptr + of_row.to(tl.int64) * width
-        staged_ptr = lengths_ptr + tl.load(lengths_ptr + plane + of_row).to(tl.int64)
-        lowest = tl.maximum(begin, nulls)
-        zero_columns(target_ptr, begin, tl.minimum(nulls, end))
-        copy_columns(target_ptr, source_ptr, lowest, tl.minimum(start, end))
-        copy_columns(target_ptr, staged_ptr, tl.maximum(lowest, start), tl.minimum(length, end))
-        zero_columns(target_ptr, tl.maximum(begin, length), end)
-    if (WHOLE & FLAGS) == 0:
-        tl.store(key_ptr, key, mask=live)
-        tl.store(generation_ptr, generation, mask=live)
-        tl.store(filled_ptr, filled, mask=live)
-        tl.store(nulled_ptr, nulled, mask=live)
+        gather_entry(
+            first_entry + previous,
+            number_of(lane == previous, low),
+            number_of(lane == previous, high),
+            gathered_ptr,
+            gathered_stride,
+            idx_mapping_ptr,
+            num_computed_ptr,
+            lengths_ptr,
+            plane,
+            table_ptr,
+            width,
+            line_ptr,
+            num_reqs,
+            max_num_reqs,
+            FLAGS,
+        )
+    tl.store(key_ptr, key, mask=live)
+    tl.store(generation_ptr, generation, mask=live)
+    tl.store(filled_ptr, filled, mask=live)
+    tl.store(nulled_ptr, nulled, mask=live)
 
 
 @triton.jit
@@ -285,30 +342,44 @@ def step_on_ascend(
             gathered_ptr += tl.load(gathered_lines_ptr)
             gathered_stride = tl.load(gathered_lines_ptr + 1)
             gathered_width = tl.load(gathered_lines_ptr + 2).to(tl.int32)
+            for entry in range(x, num_entries, num_gather):
+                gather_entry(
+                    entry,
+                    0,
+                    gathered_width,
+                    gathered_ptr,
+                    gathered_stride,
+                    idx_mapping_ptr,
+                    num_computed_ptr,
+                    lengths_ptr,
+                    plane,
+                    table_ptr,
+                    width,
+                    line_ptr,
+                    num_reqs,
+                    max_num_reqs,
+                    FLAGS,
+                )
         else:
-            gathered_ptr += table_offset
-            gathered_stride = width.to(tl.int64)
-            gathered_width = width
-        for first in range(x * ENTRIES, num_entries, num_gather * ENTRIES):
-            gather_entries(
-                first,
-                gathered_ptr,
-                gathered_stride,
-                gathered_width,
-                idx_mapping_ptr,
-                num_computed_ptr,
-                lengths_ptr,
-                plane,
-                generations_ptr,
-                table_ptr,
-                width,
-                state_ptr + 4 * g * max_num_reqs,
-                line_ptr,
-                num_reqs,
-                num_entries,
-                max_num_reqs,
-                FLAGS,
-            )
+            for first in range(x * ENTRIES, num_entries, num_gather * ENTRIES):
+                gather_entries(
+                    first,
+                    gathered_ptr + table_offset,
+                    width.to(tl.int64),
+                    idx_mapping_ptr,
+                    num_computed_ptr,
+                    lengths_ptr,
+                    plane,
+                    generations_ptr,
+                    table_ptr,
+                    width,
+                    state_ptr + 4 * g * max_num_reqs,
+                    line_ptr,
+                    num_reqs,
+                    num_entries,
+                    max_num_reqs,
+                    FLAGS,
+                )
     elif x < num_gather + num_tiles + num_pad:
         x -= num_gather
         given = tl.load(query_start_loc_ptr + num_reqs)
