@@ -90,6 +90,8 @@ def gather_entry(
     plane,
     table_ptr,
     width,
+    reach,
+    column_divisor,
     line_ptr,
     num_reqs,
     max_num_reqs,
@@ -105,9 +107,7 @@ def gather_entry(
     length = tl.where(exists, tl.load(lengths_ptr + row), 0)
     start = tl.minimum(tl.load(lengths_ptr - plane + row), length)
     base = tl.load(lengths_ptr + plane + row)
-    reach = tl.load(line_ptr + REACH)
     below = tl.maximum(tl.maximum(tl.load(num_computed_ptr + row), 0) - reach, 0)
-    column_divisor = load_divisor(line_ptr, COLUMN_SIZE, FLAGS)
     nulls = tl.minimum(scalar_quotient(below, column_divisor, FLAGS), length)
     nulls = tl.where(reach == 0, 0, nulls)
     target_ptr = gathered_ptr + entry.to(tl.int64) * gathered_stride
@@ -139,6 +139,8 @@ def gather_entries(
     generations_ptr,
     table_ptr,
     width,
+    reach,
+    column_divisor,
     state_ptr,
     line_ptr,
     num_reqs,
@@ -160,9 +162,8 @@ def gather_entries(
         computed = of_rows(computed, safe_row, first, num_computed_ptr, max_num_reqs)
         generation = of_rows(generation, safe_row, first, generations_ptr, max_num_reqs)
     filled = tl.where(exists, filled, 0)
-    reach = tl.load(line_ptr + REACH)
     below = tl.maximum(tl.maximum(computed, 0) - reach, 0)
-    nulled = quotient(below, load_divisor(line_ptr, COLUMN_SIZE, FLAGS), FLAGS)
+    nulled = quotient(below, column_divisor, FLAGS)
     nulled = tl.minimum(nulled, filled)
     if reach == 0:
         nulled = lane * 0
@@ -199,6 +200,8 @@ def gather_entries(
             plane,
             table_ptr,
             width,
+            reach,
+            column_divisor,
             line_ptr,
             num_reqs,
             max_num_reqs,
@@ -337,6 +340,8 @@ def step_on_ascend(
     width = tl.load(line_ptr + WIDTH)
     lengths_ptr = starts_ptr + plane + g * max_num_reqs
     if x < num_gather:
+        reach = tl.load(line_ptr + REACH)
+        column_divisor = load_divisor(line_ptr, COLUMN_SIZE, FLAGS)
         if WHOLE & FLAGS:
             gathered_lines_ptr += 3 * g
             gathered_ptr += tl.load(gathered_lines_ptr)
@@ -355,6 +360,8 @@ def step_on_ascend(
                     plane,
                     table_ptr,
                     width,
+                    reach,
+                    column_divisor,
                     line_ptr,
                     num_reqs,
                     max_num_reqs,
@@ -373,6 +380,8 @@ def step_on_ascend(
                     generations_ptr,
                     table_ptr,
                     width,
+                    reach,
+                    column_divisor,
                     state_ptr + 4 * g * max_num_reqs,
                     line_ptr,
                     num_reqs,
