@@ -61,7 +61,7 @@ class AscendPlan:
     Args:
         tiles: tokens that a program takes at a time.
         num_tiles: programs that map tokens.
-        num_pad: programs that write PAD behind the last token.
+        num_pad: programs that write PAD behind the last token; 0 = those that map tokens do.
         num_gather: programs that bring gathered tables up to date.
         num_write: programs that write staged rows.
         search_steps: steps of the search for a token's request.
@@ -136,16 +136,21 @@ def plan_launch(
     def programs(pieces: int) -> int:
         return min(pieces, most)
 
+    num_gather, num_write = programs(ceil_div(num_entries, ENTRIES)), programs(num_written_rows)
     num_tiles = num_pad = 0
     if capacity:
         tokens = min(num_tokens, capacity)
         num_tiles = max(programs(ceil_div(tokens, tiles.span)), 1)
-        num_pad = max(programs(ceil_div(capacity - tokens, PAD_TILE)), 1)
+        num_pad = programs(ceil_div(capacity - tokens, PAD_TILE))
+        # A program beyond the cores pays its start on one of them, which is more than a run costs.
+        room = most - num_pad - num_gather - num_write
+        if tiles.runs and num_tiles <= 2 * room:
+            num_tiles = min(num_tiles, room)
     return AscendPlan(
         tiles=tiles,
         num_tiles=num_tiles,
         num_pad=num_pad,
-        num_gather=programs(ceil_div(num_entries, ENTRIES)),
-        num_write=programs(num_written_rows),
+        num_gather=num_gather,
+        num_write=num_write,
         search_steps=max(num_reqs - 1, 0).bit_length(),
     )

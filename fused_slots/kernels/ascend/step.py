@@ -317,7 +317,7 @@ def step_on_ascend(
             written.
         num_written_rows: rows with staged writes.
         num_tiles: programs of each group that map tokens.
-        num_pad: programs of each group that write PAD behind the last token.
+        num_pad: programs of each group that write PAD behind the last token; 0 = the others do.
         num_gather: programs of each group that gather.
         num_write: programs of each group that write rows.
         search_steps: halvings of [0, num_reqs) that leave one entry.
@@ -398,16 +398,9 @@ def step_on_ascend(
         # A group without slots has no tokens: all of its programs write PAD.
         kind = tl.load(line_ptr + KIND)
         slotless = kind == KIND_STATE
-        pad_begin = tl.where(slotless, 0, tl.maximum(num_tokens, 0))
-        first_pad = tl.where(slotless, 0, num_tiles)
-        if x >= first_pad:
-            if x == first_pad:
-                count_cut_tokens(line_ptr + FAULTS, 0, 1, given, num_tokens)
-                count_narrow_view(line_ptr, num_tokens, num_tokens_padded)
-            pad_head(slots_ptr, tl.where(slotless, 0, begin), num_tokens, x - first_pad)
-            num_pad += num_tiles - first_pad
-            pad_tail(slots_ptr, pad_begin, capacity, x - first_pad, num_pad, PAD_TILE)
-        else:
+        num_programs = num_tiles + num_pad
+        num_tiles = tl.where(slotless, 0, num_tiles)
+        if x < num_tiles:
             if RING & FLAGS:
                 width = tl.where(kind == KIND_RING, 0, width)
             column_divisor = load_divisor(line_ptr, COLUMN_SIZE, FLAGS)
@@ -435,6 +428,15 @@ def step_on_ascend(
                     TILE,
                     STAGED | FLAGS,
                 )
+        # Without programs of its own the tail is padded by those that map tokens.
+        first_pad = tl.where(num_pad == 0, 0, num_tiles)
+        if x >= first_pad:
+            if x == first_pad:
+                count_cut_tokens(line_ptr + FAULTS, 0, 1, given, num_tokens)
+                count_narrow_view(line_ptr, num_tokens, num_tokens_padded)
+            pad_begin = tl.where(slotless, 0, tl.maximum(num_tokens, 0))
+            pad_head(slots_ptr, tl.where(slotless, 0, begin), num_tokens, x - first_pad)
+            pad_tail(slots_ptr, pad_begin, capacity, x - first_pad, num_programs - first_pad, PAD_TILE)
     else:
         write_rows(
             x - num_gather - num_tiles - num_pad,
