@@ -40,13 +40,6 @@ RULES = {
 }
 """What no variant may be above."""
 
-OPEN: dict[str, list[set[str]]] = {
-    "library_loops_in_tile_loops": [{"slot_i64", "runs"}],
-    "library_events": [{"slots_on_ascend", "runs", "pow2"}],
-    "left_padded_loads": [{"step_on_ascend"}],
-}
-"""Variants that are, by words of their names, until their kernels are mended."""
-
 VARIANTS = variants_by_kind()
 ALL = [variant for variants in VARIANTS.values() for variant in variants]
 PAIRS = pairwise(ALL)
@@ -71,9 +64,7 @@ def test_every_variant_compiles_within_its_budget(
     assert len(costs) == len(wanted)
     for figure, most in RULES.items():
         broken = {str(v) for v, k in backend.launcher.kernels.items() if k.figures[figure] > most}
-        excepted = {name for name in costs if is_open(name, figure) and target == ASCEND_910B3}
-        assert broken - excepted == set(), figure
-        assert excepted - broken == set(), f"{figure}: take these out of OPEN"
+        assert broken == set(), figure
     budgets = json.loads(BUDGETS.read_text()) if BUDGETS.exists() else {}
     if request.config.getoption("--write-budgets"):
         of_target = budgets.get(target, {}) | costs
@@ -88,10 +79,6 @@ def test_every_variant_compiles_within_its_budget(
         if value > of_target.get(variant, {}).get(figure, -1)
     }
     assert above == {}
-
-
-def is_open(variant: str, figure: str) -> bool:
-    return any(words <= set(variant.split("-")) for words in OPEN.get(figure, ()))
 
 
 def test_every_variant_has_a_budget_and_every_budget_a_variant() -> None:

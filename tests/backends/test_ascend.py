@@ -66,7 +66,7 @@ class FakeNpu:
         self.launches: list[SimpleNamespace] = []
         self.tried: list[SimpleNamespace] = []
         self.compiled: list[Any] = []
-        self.options = {"multibuffer", "inject_barrier_all"}
+        self.options = {"multibuffer"}
         self.compile_only = False
 
     def is_available(self) -> bool:
@@ -322,6 +322,16 @@ def test_plans_give_each_role_a_program_and_no_more_than_the_cores(
         roles = (planned.num_tiles, planned.num_pad, planned.num_gather, planned.num_write)
         assert all(1 <= role <= max(cores // num_groups, 1) for role in roles)
         assert num_groups * planned.programs <= plan.MAX_GRID
+
+
+def test_a_launch_of_runs_takes_no_more_programs_than_there_are_cores() -> None:
+    for num_groups, tokens in ((6, 4096), (4, 8192), (12, 8192)):
+        for capacity in (tokens, tokens + 500):
+            planned = plan.plan_launch(
+                num_groups, 48, plan.LONG_STEP, capacity=capacity, num_tokens=tokens, num_entries=1
+            )
+            assert num_groups * planned.programs <= 48
+            assert (planned.num_pad > 0) == (capacity > tokens)
 
 
 def test_plans_of_short_and_long_queries(npu: FakeNpu) -> None:

@@ -118,7 +118,7 @@ def check_compiled(compiled: Any, options: dict[str, bool], what: str) -> None:
     if taken != options:
         raise BackendUnavailableError(
             f"options of {what}",
-            expected=f"{options}, which keep the kernel's events apart from its library's",
+            expected=f"{options}, with which kernels fit into on-chip memory",
             actual=f"{taken} in what the compiler took",
             hint="triton-ascend 3.2.0 takes them",
         )

@@ -211,9 +211,14 @@ class AscendOperations(DeviceBackend):
             return self._nothing if tensor is None else tensor
 
         positions = self._no_positions if step.positions is None else step.positions
+        index, num_reqs = given(step.idx_mapping), 0
+        if step.idx_mapping is not None:
+            num_reqs = index.shape[0]
+            if num_reqs == 0:  # Its address may be null, and kernels read one entry all the same.
+                index = self._nothing if index.dtype is torch.int32 else self._no_positions
         return {
             "slots_ptr": slots,
-            "idx_mapping_ptr": given(step.idx_mapping),
+            "idx_mapping_ptr": index,
             "query_start_loc_ptr": given(step.query_start_loc),
             "positions_ptr": positions,
             "replay_start_ptr": given(step.replay_start),
@@ -221,7 +226,7 @@ class AscendOperations(DeviceBackend):
             "replay_window": self.layout.replay_window if step.replay_len is None else -1,
             "slots_stride": slots.stride(0),
             "capacity": slots.shape[-1],
-            "num_reqs": 0 if step.idx_mapping is None else step.idx_mapping.shape[0],
+            "num_reqs": num_reqs,
             "num_tokens_padded": step.num_tokens_padded,
             "num_positions": 0 if step.positions is None else positions.shape[0],
         }

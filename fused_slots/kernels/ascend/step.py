@@ -110,7 +110,7 @@ def gather_entry(
     below = tl.maximum(tl.maximum(tl.load(num_computed_ptr + row), 0) - reach, 0)
     nulls = tl.minimum(scalar_quotient(below, column_divisor, FLAGS), length)
     nulls = tl.where(reach == 0, 0, nulls)
-    target_ptr = gathered_ptr + entry.to(tl.int64) * gathered_stride
+    target_ptr = gathered_ptr + entry * gathered_stride
     source_ptr = table_ptr + row.to(tl.int64) * width
     lowest = tl.maximum(begin, nulls)
     zero_columns(target_ptr, begin, tl.minimum(nulls, end))
