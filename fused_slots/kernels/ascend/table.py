@@ -57,9 +57,11 @@ def window_of_row(row, lowest, filled, lengths_ptr, plane, table_ptr, width, FLA
         if filled > start:
             first = tl.maximum(start, lowest)
             base = tl.load(lengths_ptr + plane + row)
-            staged_ptr = lengths_ptr + base.to(tl.int64) + lowest
-            inside = (lane >= first - lowest) & (lane < filled - lowest)
-            staged = tl.load(staged_ptr + lane, mask=inside, other=0)
+            # Loaded from its first column on and moved in on-chip memory: a lower bound in a mask
+            # becomes padding on the left, of which a transfer takes 32 bytes.
+            staged_ptr = lengths_ptr + base.to(tl.int64) + first
+            staged = tl.load(staged_ptr + lane, mask=lane < filled - first, other=0)
+            staged = gather_in_tile(staged, tl.maximum(lane - (first - lowest), 0))
             window = tl.where(lane < start - lowest, window, staged)
     else:
         window = tl.load(columns_ptr + lane, mask=lane < filled - lowest, other=0)
