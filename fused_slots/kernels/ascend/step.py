@@ -122,7 +122,8 @@ def gather_entry(
         tl.minimum(length, end),
     )
     zero_columns(target_ptr, tl.maximum(begin, length), end)
-    if WHOLE & FLAGS:  # Elsewhere gather_entries counts such rows.
+    # Elsewhere gather_entries counts such rows; a choice stands in an `if` of its own.
+    if WHOLE & FLAGS:  # noqa: SIM102
         if (entry < num_reqs) & (index >= max_num_reqs):
             tl.atomic_add(line_ptr + FAULTS + ROW_OUT_OF_RANGE, 1)
 
@@ -436,7 +437,9 @@ def step_on_ascend(
                 count_narrow_view(line_ptr, num_tokens, num_tokens_padded)
             pad_begin = tl.where(slotless, 0, tl.maximum(num_tokens, 0))
             pad_head(slots_ptr, tl.where(slotless, 0, begin), num_tokens, x - first_pad)
-            pad_tail(slots_ptr, pad_begin, capacity, x - first_pad, num_programs - first_pad, PAD_TILE)
+            pad_tail(
+                slots_ptr, pad_begin, capacity, x - first_pad, num_programs - first_pad, PAD_TILE
+            )
     else:
         write_rows(
             x - num_gather - num_tiles - num_pad,
