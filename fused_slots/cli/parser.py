@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_explain(commands)
     _add_doctor_and_warmup(commands)
+    _add_plan(commands)
     _add_bench(commands)
     for command in commands.choices.values():
         command.epilog = _EPILOG
@@ -172,7 +173,7 @@ def _add_explain(commands: _Commands) -> None:
     parser.add_argument("--kernel-block-size", type=int, help="tokens a column (B, default K)")
     parser.add_argument(
         "--blocks",
-        type=_block_ids,
+        type=_numbers,
         default=[],
         metavar="ID,ID,...",
         help="the request's allocation blocks, in order",
@@ -222,6 +223,35 @@ def _add_doctor_and_warmup(commands: _Commands) -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192, help="capacity")
 
 
+def _add_plan(commands: _Commands) -> None:
+    parser = _add(
+        commands,
+        "plan",
+        "plan:run_plan",
+        "what a decode step costs: bytes, microseconds on an H200 and its host, limits",
+    )
+    parser.add_argument("--requests", type=int, required=True, help="batch entries, and rows")
+    parser.add_argument("--groups", type=int, help="KV cache groups (default: one a block size)")
+    parser.add_argument("--context", type=int, required=True, help="tokens of each request")
+    parser.add_argument(
+        "--block-size",
+        type=_numbers,
+        default=[16],
+        metavar="K,K,...",
+        help="tokens a block, group by group; fewer than groups are repeated (default: 16)",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=1, help="tokens a request and step, drafts included"
+    )
+    parser.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        help="capacity (default: 8192, or as many as the step has)",
+    )
+    parser.add_argument("--ranks", type=int, default=1, help="context parallel ranks")
+    parser.add_argument("--slot-dtype", choices=["int64", "int32"], default="int64")
+
+
 def _add_bench(commands: _Commands) -> None:
     parser = _add(
         commands,
@@ -250,7 +280,7 @@ def _picture(text: str) -> Path:
     return path
 
 
-def _block_ids(text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:

@@ -1,0 +1,95 @@
+"""The cost model: its factors are those of the measured sweeps, and its numbers add up."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench.fit_cost_model import compared, fitted, swept
+from fused_slots.cost_model import ERRORS, FACTORS, TERMS, Load, cost, microseconds, outside
+from fused_slots.faults import ConfigurationError
+from tests.cli.calls import error_line, run_json
+
+PAGE = Path(__file__).parents[1] / "docs" / "cost_model.md"
+SMALL = Load(256, (16, 32), 8192, 8192)
+
+
+def test_factors_and_errors_are_those_of_the_fit() -> None:
+    factors, errors = fitted()
+    assert set(factors) == set(FACTORS) == set(TERMS)
+    for quantity, of in factors.items():
+        assert of == pytest.approx(FACTORS[quantity], abs=2e-4)
+        assert errors[quantity] == pytest.approx(ERRORS[quantity], abs=0.011)
+
+
+def test_every_swept_point_lies_within_the_stated_error() -> None:
+    for quantity in ("slots", "step", "whole", "host"):
+        points = swept(quantity)
+        assert len(points) > 10
+        for load, measured in points:
+            off = abs(microseconds(quantity, load) / measured - 1)
+            assert off <= ERRORS[quantity][0] + 0.006, (quantity, load)
+
+
+def test_held_out_workloads_are_no_points_of_the_fit() -> None:
+    assert not {value for _, value in swept("slots")} & {
+        value for _, value in compared("cuda_compare_triton_3.8.0", "slots")
+    }
+
+
+def test_the_page_states_the_errors() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) % \| (\d+) % \|$", PAGE.read_text(), re.MULTILINE)
+    stated = [(int(fit), int(held)) for _, fit, held in rows]
+    assert stated == [(round(100 * a), round(100 * b)) for a, b in ERRORS.values()]
+
+
+def test_more_of_anything_never_costs_less() -> None:
+    for more in (
+        Load(512, (16, 32), 8192, 8192),
+        Load(256, (16, 32, 16), 8192, 8192),
+        Load(256, (16, 32), 16384, 8192),
+        Load(256, (16, 32), 8192, 8192, tokens=4),
+        Load(256, (16, 32), 8192, 16384),
+    ):
+        for quantity in TERMS:
+            assert microseconds(quantity, more) >= microseconds(quantity, SMALL)
+        assert cost(more)["memory_bytes"]["total"] >= cost(SMALL)["memory_bytes"]["total"]
+    assert cost(Load(256, (16, 32), 16384, 8192))["memory_bytes"]["total"] > 8 * 256 * 1024
+
+
+def test_int32_limits_by_hand() -> None:
+    # A request has 512 blocks of 16 tokens and 256 of 32: 8,192 tokens, 768 ids of one pool.
+    limits = cost(SMALL)["int32_requests"]
+    assert limits == {"pool_per_group": 2**31 // 8192, "one_pool": 2**31 // (768 * 32)}
+
+
+def test_what_is_extrapolated_is_said() -> None:
+    assert outside(SMALL) == []
+    (line,) = outside(Load(5000, (16,), 8192, 8192))
+    assert "requests 5,000, measured were 1 to 4,096" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ((256, (16,), 8192, 100), "at least 256"),
+        ((0, (16,), 8192, 100), "requests"),
+        ((1, (), 8192, 100), "one group or more"),
+        ((1, (0,), 8192, 100), "block_size"),
+    ],
+)
+def test_impossible_loads_are_refused(arguments: tuple[object, ...], part: str) -> None:
+    with pytest.raises(ConfigurationError, match=part):
+        Load(*arguments)  # type: ignore[arg-type]
+
+
+def test_command(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "--requests", "256", "--context", "8192", "--block-size", "16,32"]
+    status, document = run_json(capsys, *asked)
+    assert status == 0
+    assert {key: document[key] for key in cost(SMALL)} == cost(SMALL)
+    _, repeated = run_json(capsys, *asked, "--groups", "4")
+    assert list(repeated["load"]["block_sizes"]) == [16, 32, 16, 32]
+    assert "at most 1 sizes" in error_line(capsys, *asked, "--groups", "1")
