@@ -156,7 +156,7 @@ def test_an_interrupt_ends_quietly(argv: list[str], sign: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell ignores the signal for what it starts in the background, and children inherit that.
+        # A shell ignores the signal for what it starts in the background; children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert run.stderr is not None
