@@ -1,10 +1,10 @@
 """Every variant that a plan can choose compiles, and costs no more than its budget.
 
 Costs are held by `budgets.json`: a figure above its budget fails with the difference, and
-`python -m pytest tests/ascend/test_gate.py --write-budgets -n 0` records new ones. Of rare kinds, and
-for Ascend 950, which compiles ten times as slowly, it takes the variants among which every two
-choices occur together, unless `--all-variants` is given; bench/verify_ascend.py takes all. An A3 has
-more cores than a 910B3 and the same code.
+`python -m pytest tests/ascend/test_gate.py --write-budgets -n 0` records new ones. Of rare kinds,
+and for Ascend 950, which compiles ten times as slowly, it takes the variants among which every two
+choices occur together, unless `--all-variants` is given; bench/verify_ascend.py takes all. An A3
+has more cores than a 910B3 and the same code.
 """
 
 from __future__ import annotations
