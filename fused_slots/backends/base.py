@@ -95,7 +95,7 @@ class HostFaults:
         return True
 
     def read(self) -> npt.NDArray[np.int64]:
-        return self._counts.copy()
+        return np.array(self._counts)
 
 
 class Backend(ABC):
