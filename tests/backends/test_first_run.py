@@ -111,6 +111,8 @@ def test_an_interrupted_run_keeps_what_it_has_and_goes_on(tmp_path: Path) -> Non
     running = subprocess.Popen(
         command(tmp_path, *FAKE, *only), cwd=ROOT, env=environment("Ascend910B3:cache=hang"),
         stdout=subprocess.PIPE, text=True,
+        # A shell ignores the signal for what it starts in the background; children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     begin = time.monotonic()
     while not (tmp_path / "result.json").exists():  # which is there once the first part is done
