@@ -238,14 +238,15 @@ def table_bytes(layout: TableLayout) -> dict[str, int]:
 
 
 def int32_requests(load: Load) -> tuple[int, int]:
-    """Requests of this context whose slots fit int32: groups with pools of their own, or one pool.
+    """Requests of this context whose slots fit int32: a pool a group, or one pool for all.
 
     With one pool for all groups, as vLLM has it, a block id counts the blocks of all groups, and
-    the last slot is that id in the group of the largest blocks.
+    the last slot is that id in the group of the largest blocks. Block 0 is nobody's.
     """
-    largest = max(group.max_num_blocks * group.block_size for group in load.groups)
-    shared = load.columns * max(load.block_sizes)
-    return (INT32_MAX + 1) // largest, (INT32_MAX + 1) // shared
+    own = (
+        ((INT32_MAX + 1) // group.block_size - 1) // group.max_num_blocks for group in load.groups
+    )
+    return min(own), ((INT32_MAX + 1) // max(load.block_sizes) - 1) // load.columns
 
 
 def cost(load: Load) -> dict[str, Any]:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.fit_cost_model import compared, fitted, swept
-from fused_slots.cost_model import ERRORS, FACTORS, TERMS, Load, cost, microseconds, outside
+from fused_slots.cost_model import (
+    ERRORS,
+    FACTORS,
+    TERMS,
+    Load,
+    cost,
+    int32_requests,
+    microseconds,
+    outside,
+)
 from fused_slots.faults import ConfigurationError
 from tests.cli.calls import error_line, run_json
 
@@ -60,9 +70,23 @@ def test_more_of_anything_never_costs_less() -> None:
 
 
 def test_int32_limits_by_hand() -> None:
-    # A request has 512 blocks of 16 tokens and 256 of 32: 8,192 tokens, 768 ids of one pool.
+    """A request has 512 blocks of 16 tokens and 256 of 32, and block 0 is nobody's."""
     limits = cost(SMALL)["int32_requests"]
-    assert limits == {"pool_per_group": 2**31 // 8192, "one_pool": 2**31 // (768 * 32)}
+    assert limits == {"pool_per_group": 262_143, "one_pool": (2**31 // 32 - 1) // 768}
+
+
+@pytest.mark.parametrize("sizes", [(16, 32), (64,), (16, 16, 256)])
+def test_int32_limits_are_those_at_which_a_manager_refuses_its_pool(sizes: tuple[int, ...]) -> None:
+    load = Load(1, sizes, 1024, 8192, slot_bytes=4)
+    own, shared = int32_requests(load)
+    for requests, blocks_of in (
+        (own, [group.max_num_blocks for group in load.groups]),
+        (shared, [load.columns] * len(sizes)),
+    ):
+        fits, more = ([(requests + n) * blocks + 1 for blocks in blocks_of] for n in (0, 1))
+        replace(load.layout, num_blocks=tuple(fits))
+        with pytest.raises(ConfigurationError, match="num_blocks of group"):
+            replace(load.layout, num_blocks=tuple(more))
 
 
 def test_what_is_extrapolated_is_said() -> None:
