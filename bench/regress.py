@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
@@ -70,15 +71,19 @@ class Side:
         if not Path(imported).is_relative_to(folder):
             raise SystemExit(f"{name}: {imported} would be measured instead of {folder}")
 
-    def measure(self, options: argparse.Namespace, select: str) -> dict[str, float]:
-        """Median microseconds of every benchmark selected, from a fresh process."""
+    def measure(
+        self, options: argparse.Namespace, only: Sequence[str] | None = None
+    ) -> dict[str, float]:
+        """Median microseconds of every benchmark selected, or named, from a fresh process."""
         result = self.folder / "result.json"
         result.unlink(missing_ok=True)
         if options.gpu:
-            chosen = ["--select", select, "--device", options.device]
+            chosen = ["--device", options.device]
+            chosen += ["--select", options.select] if only is None else ["--only", *only]
             self._run("-m", "bench.regress_gpu", "--json", str(result), *chosen)
             medians: dict[str, float] = json.loads(result.read_text())
             return medians
+        select = options.select if only is None else expression(only)
         settings = [word for setting in SETTINGS for word in ("-o", setting)]
         command = ["-m", "pytest", "bench", *PYTEST, *settings, "-k", select]
         self._run(*command, f"--benchmark-json={result}")
@@ -113,11 +118,19 @@ Pairs = dict[str, list[tuple[float, float]]]
 """Base and head, microseconds, by benchmark."""
 
 
-def measure_pairs(sides: tuple[Side, Side], options: argparse.Namespace, select: str) -> Pairs:
+def expression(names: Sequence[str]) -> str:
+    """pytest's -k for these benchmarks: it selects by words, and so may select others too."""
+    words = {" and ".join(re.findall(r"\w[\w+]*", name)) for name in names}
+    return " or ".join(f"({each})" for each in sorted(words))
+
+
+def measure_pairs(
+    sides: tuple[Side, Side], options: argparse.Namespace, only: Sequence[str] | None = None
+) -> Pairs:
     pairs: Pairs = {}
     for pair in range(options.pairs):
         order = sides if pair % 2 == 0 else sides[::-1]
-        found = {side.name: side.measure(options, select) for side in order}
+        found = {side.name: side.measure(options, only) for side in order}
         base, head = (found[side.name] for side in sides)
         for name in sorted(base.keys() & head.keys()):
             pairs.setdefault(name, []).append((base[name], head[name]))
@@ -143,15 +156,11 @@ def judge(pairs: list[tuple[float, float]]) -> dict[str, Any]:
 
 def regressions(sides: tuple[Side, Side], options: argparse.Namespace) -> dict[str, Any]:
     """What each benchmark was judged to be; those found slower are measured once more, alone."""
-    results = {
-        name: judge(pairs) for name, pairs in measure_pairs(sides, options, options.select).items()
-    }
+    results = {name: judge(pairs) for name, pairs in measure_pairs(sides, options).items()}
     suspects = [name for name, result in results.items() if result["slower"]]
     if suspects:
         print(f"again: {', '.join(suspects)}", file=sys.stderr)
-        # pytest selects by words; what else they select is not judged again.
-        words = {" and ".join(re.findall(r"\w[\w+]*", name)) for name in suspects}
-        again = measure_pairs(sides, options, " or ".join(f"({each})" for each in sorted(words)))
+        again = measure_pairs(sides, options, suspects)
         results |= {name: judge(again[name]) for name in suspects}
     return results
 

@@ -1,6 +1,6 @@
 """One side of `bench.regress --gpu`: device and host medians of every workload, on a GPU.
 
-python -m bench.regress_gpu --json FILE [--select 256x6] [--device cpu]
+python -m bench.regress_gpu --json FILE [--select 256x6] [--only NAME ...] [--device cpu]
 """
 
 from __future__ import annotations
@@ -45,16 +45,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--select", default="", help="part of a workload's name")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names of measurements")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
     options = parser.parse_args()
     medians = {}
+    only = options.only
     for name in [name for name in MEASURED if options.select in name]:
+        if only and not any(each.endswith(f" [{name}]") for each in only):
+            continue
         for what, (on_host, each) in calls(name, options.device).items():
+            measurement = f"{what} [{name}]"
+            if only and measurement not in only:
+                continue
             if options.device == "cpu":
                 timing = clock_time(each)
             else:
                 timing = host_time(each[0]) if on_host else device_time(each)
-            medians[f"{what} [{name}]"] = timing.median
+            medians[measurement] = timing.median
     options.json.write_text(json.dumps(medians))
 
 

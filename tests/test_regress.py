@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import regress_gpu
 from bench.history_picture import draw, load
-from bench.regress import ROOT, SHORT_US, Side, judge, regressions, table
+from bench.regress import ROOT, SHORT_US, Side, expression, judge, regressions, table
 
 NOISE = (0.97, 1.02, 1.0, 1.03, 0.99, 1.04)
 
@@ -47,8 +50,10 @@ class Told:
     def __init__(self, name: str, medians: list[dict[str, float]]) -> None:
         self.name, self.medians, self.selected = name, medians, []
 
-    def measure(self, options: argparse.Namespace, select: str) -> dict[str, float]:
-        self.selected.append(select)
+    def measure(
+        self, options: argparse.Namespace, only: Sequence[str] | None = None
+    ) -> dict[str, float]:
+        self.selected.append(only)
         return self.medians[min(len(self.selected), len(self.medians)) - 1]
 
 
@@ -59,11 +64,38 @@ def test_what_is_found_slower_is_measured_once_more_alone() -> None:
     base, still = Told("base", [calm]), Told("head", [slow])
     results = regressions((base, still), options)  # type: ignore[arg-type]
     assert [name for name, result in results.items() if result["slower"]] == [*slow][:1]
-    assert set(still.selected[6:]) == {"(bench_step and decode and 8x4)"}
+    assert still.selected == [None] * 6 + [["bench_step[decode 8x4]"]] * 6
     assert "SLOWER" in table(results)
     base, once = Told("base", [calm]), Told("head", [slow] * 6 + [calm])
     results = regressions((base, once), options)  # type: ignore[arg-type]
     assert not any(result["slower"] for result in results.values())
+
+
+def test_suspects_are_named_to_pytest_by_their_words() -> None:
+    names = ["bench_step[decode 8x4]", "bench_apply[spec 128x4]"]
+    assert expression(names) == (
+        "(bench_apply and spec and 128x4) or (bench_step and decode and 8x4)"
+    )
+
+
+def test_suspects_on_a_gpu_are_measured_alone_by_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["slots [decode 8x4]", "host slots [decode 8x4]"]
+    ran: list[tuple[str, ...]] = []
+
+    def run(side: Side, *words: str) -> str:
+        ran.append(words)
+        monkeypatch.setattr(sys, "argv", ["regress_gpu", *words[2:]])
+        regress_gpu.main()
+        return ""
+
+    monkeypatch.setattr(Side, "_run", run)
+    side = object.__new__(Side)
+    side.name, side.folder = "head", tmp_path
+    options = argparse.Namespace(gpu=True, device="cpu", select="")
+    assert set(side.measure(options, names)) == set(names)
+    assert ran[0][:2] == ("-m", "bench.regress_gpu")
 
 
 def test_a_side_that_would_measure_another_package_is_refused(
