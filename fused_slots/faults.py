@@ -17,6 +17,9 @@ import numpy.typing as npt
 
 INT32_MAX = 2**31 - 1
 
+FAULT_DETAILS = 64
+"""Faults that checked mode records one by one between two reads."""
+
 
 class BlockTableError(ValueError):
     """Base of every error that a caller of this package can meet.

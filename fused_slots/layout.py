@@ -68,6 +68,15 @@ class TableLayout:
         if self.null_block_id is not None:
             null = require_int("null_block_id", self.null_block_id, minimum=0)
             object.__setattr__(self, "null_block_id", null)
+        # A packet has so many fields besides its ids if all rows are written (host/packet.py).
+        most = INT32_MAX // (3 * (1 + self.num_groups))
+        if self.max_num_reqs > most:
+            raise ConfigurationError(
+                "max_num_reqs",
+                expected=f"at most {most} with {self.num_groups} groups: what is staged for all "
+                "rows at once must lie within int32 offsets",
+                actual=str(self.max_num_reqs),
+            )
         object.__setattr__(self, "num_blocks", tuple(map(self._pool_size, range(self.num_groups))))
         for g, group in enumerate(self.groups):
             require_int(f"row width of {self.describe(g)}, in columns", self.widths[g], minimum=1)

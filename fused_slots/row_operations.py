@@ -51,7 +51,8 @@ class RowOperations(BaseTables):
             num_blocks: as at construction.
 
         Raises:
-            ConfigurationError: a pool whose last slot does not fit the slot dtype; as before then.
+            ConfigurationError: a pool whose last slot does not fit the slot dtype, or the
+                arithmetic of the device; as before then.
             InvalidArgumentError: writes are staged; apply them first.
         """
         if self._waiting:
@@ -64,6 +65,7 @@ class RowOperations(BaseTables):
                 hint="Call apply_staged_writes first",
             )
         layout = replace(self.layout, num_blocks=pool_sizes(num_blocks, self.layout.num_groups))
+        self._backend.check_layout(layout)
         self._rows.resize_pools(layout)
         self.layout = layout
 

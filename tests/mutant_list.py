@@ -39,6 +39,8 @@ TESTS = {
             "tests/test_properties.py",
             "tests/test_state_machine.py",
             "tests/test_context_parallel.py",
+            "tests/test_arguments.py::test_batch_contents",
+            "tests/test_row_writes.py::test_the_null_block_is_not_written_and_counted[cpu]",
             "--simulated-steps=8000",
             "-k",
             "not million and not beyond_int32",

@@ -203,8 +203,10 @@ def test_kernels_import_triton_and_each_other_only() -> None:
     for path in kernels:
         for module in imported_modules(path):
             top = ".".join(module.split(".")[:2])
-            allowed = ("triton", "typing", "__future__")
-            assert module.split(".")[0] in allowed or top == "fused_slots.kernels"
+            allowed = {"triton", "typing", "__future__", "fused_slots.kernels"}
+            if path == PACKAGE / "kernels" / "layout.py":  # numbers that the host has, too
+                allowed.add("fused_slots.faults")
+            assert {module.split(".")[0], top} & allowed, module
 
 
 def test_the_oracle_imports_only_the_types() -> None:

@@ -19,6 +19,7 @@ import torch
 from fused_slots import AscendBlockTables, BlockTableError, KVCacheGroup
 from fused_slots.backends import Registered, base
 from fused_slots.faults import (
+    FAULT_DETAILS,
     BackendUnavailableError,
     BlockIdError,
     ConfigurationError,
@@ -305,8 +306,8 @@ def test_more_faults_than_can_be_detailed() -> None:
     tables = build(rows={0: [[5]]}, checked=True, max_num_batched_tokens=200)
     slots(tables, [(0, range(16, 166)), (9, [0] * 20)])
     records = tables.take_faults()
-    assert len(records) == base.FAULT_DETAILS + 1
-    assert all(fault.count == 1 and fault.row >= 0 for fault in records[: base.FAULT_DETAILS])
+    assert len(records) == FAULT_DETAILS + 1
+    assert all(fault.count == 1 and fault.row >= 0 for fault in records[: FAULT_DETAILS])
     rest = records[-1]
     assert (rest.code.name, rest.row, rest.token, rest.position) == (
         "COLUMN_OUT_OF_ROW",
@@ -314,7 +315,7 @@ def test_more_faults_than_can_be_detailed() -> None:
         -1,
         -1,
     )
-    assert rest.count == 170 - base.FAULT_DETAILS
+    assert rest.count == 170 - FAULT_DETAILS
     total = {"COLUMN_OUT_OF_ROW": 0, "ROW_OUT_OF_RANGE": 0}
     for fault in records:
         total[fault.code.name] += fault.count

@@ -51,6 +51,13 @@ def test_no_groups_need_no_memory() -> None:
     assert tables.max_block_ids == ()
 
 
+@pytest.mark.parametrize(("groups", "most"), [(1, 357_913_941), (4, 143_165_576)])
+def test_more_rows_than_one_packet_can_name_are_refused(groups: int, most: int) -> None:
+    assert layout(*[STATE] * groups, max_num_reqs=most).max_num_reqs == most
+    with pytest.raises(ConfigurationError, match=f"max_num_reqs: expected at most {most} with"):
+        layout(*[STATE] * groups, max_num_reqs=most + 1)
+
+
 def test_bytes_of_the_buffers() -> None:
     tables = layout(PAGED, STATE)
     assert tables.num_bytes == 2 * 4 * 128 + 4 * 2 * 5 + 2 * 2 * 10 * 8

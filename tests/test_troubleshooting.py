@@ -62,6 +62,7 @@ CASES: dict[str, Callable[[], object]] = {
         max_num_batched_tokens=1,
         null_block_id=2**30,
     ),
+    "rows": lambda: tables(max_num_reqs=2**31 - 1),
     "device": lambda: tables(device="gpu"),
     "dtype": lambda: tables().step(ROW.float(), STARTS, torch.tensor([0])),
     "row": lambda: tables().append_block_ids(2, [[1]], overwrite=True),

@@ -22,9 +22,6 @@ from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, WarmupReport
 
-FAULT_DETAILS = 64
-"""Faults that checked mode records one by one between two reads."""
-
 
 class Step(NamedTuple):
     """One call's checked arguments on their way to the backend; what is None is not done.
@@ -117,6 +114,7 @@ class Backend(ABC):
     """Whether the host can look into device tensors without waiting, so that calls check them."""
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
+        self.check_layout(layout)
         self.layout = layout
         self.device = device
         self.checked = checked
@@ -138,6 +136,13 @@ class Backend(ABC):
         self.table_storages = _storages(self.arena, self.input_arena, self.num_columns)
         """Addresses of the memory that only the backend writes."""
         self.slot_storages = _storages(self.slot_mappings, self.draft_slot_mappings)
+
+    def check_layout(self, layout: TableLayout) -> None:  # noqa: B027 - all are, in int64
+        """Refuse sizes with which this device's arithmetic would not be exact.
+
+        Raises:
+            ConfigurationError: names the group and the numbers.
+        """
 
     @torch.inference_mode(False)  # a tensor that is made in inference mode is written there alone
     def allocate(self, shape: tuple[int, ...], dtype: torch.dtype, fill: int) -> torch.Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fused_slots.backends.base import FAULT_DETAILS, Backend, FaultReader, HostFaults, Sent, Step
-from fused_slots.faults import Fault, FaultCode, fault_records
+from fused_slots.backends.base import Backend, FaultReader, HostFaults, Sent, Step
+from fused_slots.faults import FAULT_DETAILS, Fault, FaultCode, fault_records
 from fused_slots.groups import PAD_SLOT_ID, KVCacheGroup
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout

@@ -70,7 +70,6 @@ class DeviceBackend(Backend):
     """The operations as kernel launches, as far as no kernel is concerned."""
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
-        check_int32_positions(layout)
         super().__init__(layout, device, checked)
         self.allocate_lines()
         # For arguments that a launch does not read, or reads as "none" in every row.
@@ -84,6 +83,9 @@ class DeviceBackend(Backend):
         self._captured_out_tables: dict[tuple[int, ...], torch.Tensor] = {}
         self._uploads: Uploads | None = None
         self.launcher = self.make_launcher()
+
+    def check_layout(self, layout: TableLayout) -> None:
+        check_int32_positions(layout)
 
     def allocate_lines(self) -> None:
         """What kernels know of each group, and the fault counters [codes + 1, G]."""

@@ -18,7 +18,7 @@ from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
 from fused_slots.backends.entries import arguments_of
 from fused_slots.backends.launch import FixedArguments, Launch, Variant
-from fused_slots.faults import Fault, FaultCode
+from fused_slots.faults import FAULT_DETAILS, Fault, FaultCode
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
 from fused_slots.plan import LaunchPlan, TokenPlan
@@ -46,7 +46,10 @@ class GpuBackend(DeviceBackend):
         # Unchecked kernels do not touch them.
         self._details = self._faults
         if checked:
-            self._details = self.allocate((details_size(),), torch.int64, 0)
+            from fused_slots.kernels.layout import DETAIL_WIDTH
+
+            size = 1 + FAULT_DETAILS * DETAIL_WIDTH.value
+            self._details = self.allocate((size,), torch.int64, 0)
         self._by_request = plan.by_request_chosen()
         self._map_tile = plan.REQUEST_TILE if self._by_request else plan.TILE
         # The variants that the assembler would spill registers in otherwise.
@@ -127,12 +130,10 @@ class GpuBackend(DeviceBackend):
     def take_fault_details(self) -> list[Fault]:
         if not self.checked:
             return []
-        from fused_slots.kernels.layout import DETAIL_WIDTH, FAULT_DETAILS
-
         numbers = self._details.to("cpu", copy=True).numpy()
         self._details[:1].zero_()
-        recorded = min(int(numbers[0]), FAULT_DETAILS.value)
-        lines = numbers[1 : 1 + recorded * DETAIL_WIDTH.value].reshape(-1, DETAIL_WIDTH.value)
+        recorded = min(int(numbers[0]), FAULT_DETAILS)
+        lines = numbers[1:].reshape(FAULT_DETAILS, -1)[:recorded]
         return [
             Fault(FaultCode(code), g, 1, row, token, position)
             for code, g, row, token, position in lines.tolist()
@@ -307,10 +308,3 @@ def _kernel(name: str) -> Any:
     from fused_slots.kernels.gpu import slots, step
 
     return step.step_kernel if name == "step_kernel" else getattr(slots, name)
-
-
-def details_size() -> int:
-    """int64 numbers of what checked mode records: a counter of the faults, then the first ones."""
-    from fused_slots.kernels.layout import DETAIL_WIDTH, FAULT_DETAILS
-
-    return int(1 + FAULT_DETAILS.value * DETAIL_WIDTH.value)

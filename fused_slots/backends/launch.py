@@ -66,6 +66,9 @@ class FixedArguments:
 class Launcher(ABC):
     """Turns variants into launches on one device."""
 
+    known = "Triton 3.6, 3.7.1 and 3.8 are known to"
+    """Which releases take its launches."""
+
     def bind(
         self,
         kernel: Any,
@@ -100,7 +103,7 @@ class Launcher(ABC):
                 f"a launch of {variant} on {device}",
                 expected="a Triton whose launcher takes it",
                 actual=f"Triton {triton.__version__}: {type(error).__name__}: {error}",
-                hint="Triton 3.6, 3.7.1 and 3.8 are known to; device='cpu' needs none",
+                hint=f"{self.known}; device='cpu' needs none",
             ) from error
         return launch
 

@@ -47,7 +47,7 @@ class HostRows:
         self.num_columns: Int32Array = lengths.T
         self.generations: Int32Array = np.zeros(layout.max_num_reqs, dtype=np.int32)
         self._largest_ids = np.zeros(layout.num_groups, dtype=np.int32)
-        self._cells = np.zeros_like(lengths)
+        self._cells = np.zeros(lengths.shape, dtype=np.int32)  # unlike zeros_like, touches no page
         self._state_groups = [g for g, group in enumerate(layout.groups) if not group.maps_slots]
         self.released: set[int] = set()
         """Rows given back since it was last emptied."""

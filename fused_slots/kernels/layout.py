@@ -6,6 +6,8 @@ program reads its group's numbers from one cache line instead of taking an argum
 
 import triton.language as tl
 
+from fused_slots.faults import FAULT_DETAILS as DETAILS
+
 DESCRIPTOR_WIDTH = tl.constexpr(16)
 OFFSET_UNIT = tl.constexpr(64)
 
@@ -52,7 +54,7 @@ NULL_BLOCK = tl.constexpr(5)
 TOKENS_OVER_VIEW = tl.constexpr(6)
 DUPLICATE_POSITION = tl.constexpr(7)
 
-FAULT_DETAILS = tl.constexpr(64)
+FAULT_DETAILS = tl.constexpr(DETAILS)
 """Faults that checked mode records one by one, behind a counter of all of them."""
 DETAIL_WIDTH = tl.constexpr(5)
 """int64 numbers of one record: code, group, row, token, position."""

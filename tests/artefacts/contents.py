@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,8 @@ from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[2]
 NATIVE = "fused_slots/host/_staging.abi3.so"
+OF_ONE_PYTHON = re.compile(r"fused_slots/host/_staging\.cpython-[\w-]+\.so")
+"""What 3.10 and free-threaded builds, which have no limited API, compile instead."""
 SOURCE = "fused_slots/host/_staging.c"
 METADATA = {"METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt", "licenses/LICENSE"}
 GENERATED = {"PKG-INFO", "setup.cfg"}
@@ -37,8 +40,9 @@ def wheel_differences(names: Iterable[str], files: Iterable[str]) -> list[str]:
     """A wheel has the package's files, compiled where they are C, and its own metadata."""
     package = {name for name in files if name.startswith("fused_slots/")}
     found = {name for name in names if not PurePosixPath(name).parts[0].endswith(".dist-info")}
+    native = next(filter(OF_ONE_PYTHON.fullmatch, sorted(found)), NATIVE)
     metadata = {name.split("/", 1)[1] for name in set(names) - found}
-    return _differences("wheel", package - {SOURCE} | {NATIVE}, found) + _differences(
+    return _differences("wheel", package - {SOURCE} | {native}, found) + _differences(
         "wheel's metadata", METADATA, metadata
     )
 

@@ -28,6 +28,14 @@ def test_what_belongs_there_is_no_difference() -> None:
     assert sdist_differences(SDIST, FILES) == []
 
 
+OTHER = "fused_slots/host/_staging.cpython-310-aarch64-linux-gnu.so"
+
+
+def test_a_wheel_of_one_python_has_its_own_native_half_and_no_other() -> None:
+    assert wheel_differences(WHEEL - {NATIVE} | {OTHER}, FILES) == []
+    assert wheel_differences(WHEEL | {OTHER}, FILES) == [f"wheel: {NATIVE} does not belong there"]
+
+
 @pytest.mark.parametrize("name", ["fused_slots/py.typed", NATIVE])
 def test_a_file_that_the_wheel_lacks_is_named(name: str) -> None:
     assert wheel_differences(WHEEL - {name}, FILES) == [f"wheel: {name} is missing"]

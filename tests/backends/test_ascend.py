@@ -460,6 +460,22 @@ def test_slots_beyond_int32_are_refused(
         make(**settings)
 
 
+def test_a_pool_that_grows_beyond_int32_slots_is_refused(npu: FakeNpu) -> None:
+    tables = make(slot_dtype=torch.int64, num_blocks=2**27)
+    for larger in (2**27 + 1, None):
+        with pytest.raises(ConfigurationError, match="kernels on Ascend compute slots in int32"):
+            tables.resize_pools(larger)
+    assert tables.layout.num_blocks == (2**27,) * tables.layout.num_groups
+
+
+def test_a_launch_that_fails_names_the_release_for_this_device(
+    npu: FakeNpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_FakeCompiled, "_run", lambda self: None)
+    with pytest.raises(BackendUnavailableError, match=r"triton-ascend 3\.2\.0 is known to; device"):
+        make().warmup()
+
+
 def test_tables_beyond_int32_are_refused() -> None:
     from fused_slots.backends.ascend.operations import check_int32_slots
     from fused_slots.layout import TableLayout

@@ -59,6 +59,8 @@ class AscendLauncher(Launcher):
     specialised on a value or an address, so a bound variant stays right when they change.
     """
 
+    known = "triton-ascend 3.2.0 is known to"
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._compiled = 0

@@ -49,7 +49,6 @@ class AscendOperations(DeviceBackend):
     default_slot_dtype = torch.int32
 
     def __init__(self, layout: TableLayout, device: torch.device, checked: bool) -> None:
-        check_int32_slots(layout)
         super().__init__(layout, device, checked)
         groups, rows = layout.num_groups, layout.max_num_reqs
         self._entry_states = self.allocate((groups, 4, rows), torch.int32, 0)
@@ -62,6 +61,10 @@ class AscendOperations(DeviceBackend):
         self._changing: dict[str, tuple[list[str], list[str]]] = {}
         self._packer = RowPacker(layout)
         self.num_cores = self.count_cores()
+
+    def check_layout(self, layout: TableLayout) -> None:
+        check_int32_slots(layout)
+        super().check_layout(layout)
 
     def allocate_lines(self) -> None:
         from fused_slots.kernels.ascend import layout as field
