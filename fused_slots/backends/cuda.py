@@ -17,13 +17,7 @@ import torch
 
 from fused_slots.backends.device import Uploads
 from fused_slots.backends.gpu import GpuBackend
-from fused_slots.backends.launch import (
-    FixedArguments,
-    Launch,
-    Launcher,
-    Variant,
-    kernel_source,
-)
+from fused_slots.backends.launch import Binding, Launch, Launcher, kernel_source
 from fused_slots.backends.pinned import PinnedRing
 from fused_slots.faults import BackendUnavailableError
 from fused_slots.layout import TableLayout
@@ -80,27 +74,15 @@ class CudaLauncher(Launcher):
         self._kernels: list[Any] = []
         self._unknown_told = False
 
-    @property
-    def compiled(self) -> int:
-        return len(self._kernels)
-
-    def prepare(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Sequence[str],
-        fixed: FixedArguments,
-    ) -> Launch:
+    def prepare(self, binding: Binding) -> Launch:
         import triton
 
+        variant = binding.variant
         with torch.cuda.device(self._device):
-            compiled = triton.compile(
-                kernel_source(kernel, variant, changing_types, fixed),
-                options=variant.cuda_options,
-            )
+            compiled = triton.compile(kernel_source(binding), options=variant.cuda_options)
             run = compiled.run
         self._kernels.append(compiled)
+        self.compiled += 1
         call = prepared_call(run, compiled.packed_metadata)
         if not call.known and not self._unknown_told:
             self._unknown_told = True
@@ -110,11 +92,11 @@ class CudaLauncher(Launcher):
                 triton.__version__,
             )
         tail = (
-            *(tensor.data_ptr() for tensor in fixed.tensors),
-            *fixed.numbers,
+            *(tensor.data_ptr() for tensor in binding.tensors),
+            *binding.numbers,
             *(value for _, value in variant.constants),
         )
-        return self._launch(call, compiled.function, num_groups, tail)
+        return self._launch(call, compiled.function, binding.num_groups, tail)
 
     def _launch(
         self, call: PreparedCall, function: Any, num_groups: int, tail: tuple[Any, ...]

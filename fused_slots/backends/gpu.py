@@ -17,7 +17,7 @@ from fused_slots.backends.base import Step
 from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
 from fused_slots.backends.entries import arguments_of
-from fused_slots.backends.launch import FixedArguments, Launch, Variant
+from fused_slots.backends.launch import Binding, Launch, Variant
 from fused_slots.faults import FAULT_DETAILS, Fault, FaultCode
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
@@ -299,8 +299,8 @@ class GpuBackend(DeviceBackend):
         values = [self._fixed[a.name] for a in runtime if a.name in self._fixed]
         tensors = tuple(value for value in values if isinstance(value, torch.Tensor))
         numbers = tuple(value for value in values if isinstance(value, int))
-        fixed = FixedArguments(tensors, numbers)
-        return self.launcher.bind(kernel, variant, self.layout.num_groups, changing, fixed)
+        num_groups = self.layout.num_groups
+        return self.launcher.bind(Binding(kernel, variant, num_groups, changing, tensors, numbers))
 
 
 def _kernel(name: str) -> Any:

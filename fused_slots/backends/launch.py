@@ -56,11 +56,30 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class FixedArguments:
-    """What a manager passes to a kernel in every launch: tensors at fixed addresses, numbers."""
+class Binding:
+    """What a launcher is told of a variant, once.
 
+    Args:
+        kernel: the Triton function.
+        variant: its compile-time choices.
+        num_groups: programs along the first axis of the grid.
+        changing_types: Triton types of the arguments passed at each launch, such as "*i64".
+        tensors: behind them, those of every launch; a backend allocated them, 16-byte aligned.
+        numbers: behind these, those of every launch.
+    """
+
+    kernel: Any
+    variant: Variant
+    num_groups: int
+    changing_types: Sequence[str]
     tensors: tuple[torch.Tensor, ...]
     numbers: tuple[int, ...]
+
+    @property
+    def types(self) -> list[str]:
+        """Triton types of the kernel's arguments, those that are no constants."""
+        fixed = [triton_type(tensor.dtype) for tensor in self.tensors]
+        return [*self.changing_types, *fixed, *["i32"] * len(self.numbers)]
 
 
 class Launcher(ABC):
@@ -69,38 +88,27 @@ class Launcher(ABC):
     known = "Triton 3.6, 3.7.1 and 3.8 are known to"
     """Which releases take its launches."""
 
-    def bind(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Sequence[str],
-        fixed: FixedArguments,
-    ) -> Launch:
+    compiled = 0
+    """Kernels compiled since construction."""
+
+    def bind(self, binding: Binding) -> Launch:
         """Compile a variant, fix the arguments that never change, and launch it once on nothing.
 
         That launch changes no memory. It is made because a launcher that does not fit is to be
         found before anybody depends on the variant.
 
-        Args:
-            kernel: the Triton function.
-            variant: its compile-time choices.
-            num_groups: programs along the first axis of the grid.
-            changing_types: Triton types of the arguments passed at each launch, such as "*i64".
-            fixed: the arguments behind them.
-
         Raises:
             BackendUnavailableError: the variant compiles and its launch fails.
         """
-        launch = self.prepare(kernel, variant, num_groups, changing_types, fixed)
-        device = fixed.tensors[0].device
+        launch = self.prepare(binding)
+        device = binding.tensors[0].device
         try:
-            launch(1, *nothing(kernel.arg_names, changing_types, device))
+            launch(1, *nothing(binding.kernel.arg_names, binding.changing_types, device))
         except Exception as error:
             import triton
 
             raise BackendUnavailableError(
-                f"a launch of {variant} on {device}",
+                f"a launch of {binding.variant} on {device}",
                 expected="a Triton whose launcher takes it",
                 actual=f"Triton {triton.__version__}: {type(error).__name__}: {error}",
                 hint=f"{self.known}; device='cpu' needs none",
@@ -108,21 +116,9 @@ class Launcher(ABC):
         return launch
 
     @abstractmethod
-    def prepare(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Sequence[str],
-        fixed: FixedArguments,
-    ) -> Launch:
+    def prepare(self, binding: Binding) -> Launch:
         """Compile a variant, if that is needed, and fix the arguments that never change: `bind`
         without the launch on nothing."""
-
-    @property
-    @abstractmethod
-    def compiled(self) -> int:
-        """Kernels compiled since construction."""
 
 
 def nothing(
@@ -152,53 +148,28 @@ def nothing(
 class InterpretedLauncher(Launcher):
     """Runs kernels in Triton's interpreter, on host memory (TRITON_INTERPRET=1)."""
 
-    def prepare(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Sequence[str],
-        fixed: FixedArguments,
-    ) -> Launch:
-        constants = dict(variant.constants)
+    def prepare(self, binding: Binding) -> Launch:
+        kernel, fixed = binding.kernel, (*binding.tensors, *binding.numbers)
+        constants = dict(binding.variant.constants)
 
         def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
-            grid = (num_groups, programs)
-            kernel[grid](*tensors, *numbers, *fixed.tensors, *fixed.numbers, **constants)
+            kernel[binding.num_groups, programs](*tensors, *numbers, *fixed, **constants)
 
         return launch
 
-    @property
-    def compiled(self) -> int:
-        return 0
 
-
-def kernel_source(
-    kernel: Any, variant: Variant, changing_types: Sequence[str], fixed: FixedArguments
-) -> Any:
-    """What Triton compiles for a variant: only the fixed tensors' alignment is relied on.
-
-    Args:
-        kernel: the Triton function.
-        variant: its compile-time choices.
-        changing_types: Triton types of the arguments passed at each launch.
-        fixed: the arguments behind them; tensors a backend allocated, 16-byte aligned.
-    """
+def kernel_source(binding: Binding) -> Any:
+    """What Triton compiles for a variant: only the fixed tensors' alignment is relied on."""
     from triton.compiler import ASTSource
 
-    names = kernel.arg_names
-    types = [
-        *changing_types,
-        *(triton_type(tensor.dtype) for tensor in fixed.tensors),
-        *["i32"] * len(fixed.numbers),
-        *["constexpr"] * len(variant.constants),
-    ]
-    first_fixed = len(changing_types)
-    aligned = range(first_fixed, first_fixed + len(fixed.tensors))
+    constants = dict(binding.variant.constants)
+    types = [*binding.types, *["constexpr"] * len(constants)]
+    first_fixed = len(binding.changing_types)
+    aligned = range(first_fixed, first_fixed + len(binding.tensors))
     return ASTSource(
-        fn=kernel,
-        signature=dict(zip(names, types, strict=True)),
-        constexprs=dict(variant.constants),
+        fn=binding.kernel,
+        signature=dict(zip(binding.kernel.arg_names, types, strict=True)),
+        constexprs=constants,
         attrs={(argument,): [["tt.divisibility", 16]] for argument in aligned},
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from hivm import EXACT, Alias, Execution, Modes, execute
 from fused_slots.backends.ascend.arguments import COMPILE_OPTIONS, compile_time_values
 from fused_slots.backends.ascend.device import runtime_signature
 from fused_slots.backends.base import Step
-from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant
+from fused_slots.backends.launch import Binding, Launch, Launcher, Variant
 from tests.kernels.ascend_forms import HostAscend
 
 
@@ -32,22 +32,15 @@ class HivmLauncher(Launcher):
         self.kernels: dict[Variant, CompiledKernel] = {}
         self.executions: list[tuple[Variant, Execution]] = []
 
-    def prepare(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Sequence[str],
-        fixed: FixedArguments,
-    ) -> Launch:
-        signature = runtime_signature(kernel, variant, changing_types, fixed)
-        compilation = Compilation(str(variant), kernel, signature, compile_time_values(variant),
-                                  COMPILE_OPTIONS)
+    def prepare(self, binding: Binding) -> Launch:
+        kernel, variant = binding.kernel, binding.variant
+        compilation = Compilation(str(variant), kernel, runtime_signature(binding),
+                                  compile_time_values(variant), COMPILE_OPTIONS)
         compiled = self.kernels[variant] = compile_variant(compilation, self.target)
 
         def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
-            arguments = [*tensors, *numbers, *fixed.tensors, *fixed.numbers]
-            self._run(variant, compiled, num_groups * programs, arguments)
+            arguments = [*tensors, *numbers, *binding.tensors, *binding.numbers]
+            self._run(variant, compiled, binding.num_groups * programs, arguments)
 
         return launch
 

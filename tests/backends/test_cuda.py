@@ -13,7 +13,7 @@ import torch
 
 from fused_slots import AscendBlockTables, KVCacheGroup
 from fused_slots.backends import cuda
-from fused_slots.backends.launch import FixedArguments, Variant
+from fused_slots.backends.launch import Binding, Variant
 from fused_slots.faults import BackendUnavailableError, InvalidArgumentError
 
 triton = pytest.importorskip("triton")
@@ -101,7 +101,7 @@ class PackedRun(Run):
 def bind(driver: Driver) -> tuple[cuda.CudaLauncher, Any, torch.Tensor]:
     launcher = cuda.CudaLauncher(torch.device("cuda", 1))
     table = torch.zeros(4, dtype=torch.int32)
-    launch = launcher.bind(KERNEL, VARIANT, 3, ["*i64", "i32"], FixedArguments((table,), (9,)))
+    launch = launcher.bind(Binding(KERNEL, VARIANT, 3, ["*i64", "i32"], (table,), (9,)))
     return launcher, launch, table
 
 
@@ -163,8 +163,8 @@ def test_an_unknown_launcher_is_called_itself_and_named_once(
 ) -> None:
     driver = Driver(monkeypatch, PackedRun, launch_clusters=2)
     launcher, _, table = bind(driver)
-    fixed = FixedArguments((table,), (9,))
-    launcher.bind(KERNEL, VARIANT, 3, ["*i64", "i32"], fixed)(5, [table], [11])
+    binding = Binding(KERNEL, VARIANT, 3, ["*i64", "i32"], (table,), (9,))
+    launcher.bind(binding)(5, [table], [11])
     assert driver.launched[-1][:3] == ("launch", "own call", 3)
     (message,) = caplog.messages
     assert triton.__version__ in message

@@ -14,11 +14,10 @@ from fused_slots.backends.ascend.operations import AscendOperations
 from fused_slots.backends.device import Fill, T, Uploads
 from fused_slots.backends.interpreter import HostPackets
 from fused_slots.backends.launch import (
-    FixedArguments,
+    Binding,
     InterpretedLauncher,
     Launch,
     Launcher,
-    Variant,
 )
 from fused_slots.faults import ConfigurationError
 from tests.backends_under_test import MakeTables
@@ -50,19 +49,12 @@ class DirtyPackets(HostPackets):
 class OneAxisLauncher(InterpretedLauncher):
     """Interprets kernels whose grid has one axis."""
 
-    def prepare(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Sequence[str],
-        fixed: FixedArguments,
-    ) -> Launch:
-        constants = compile_time_values(variant)
+    def prepare(self, binding: Binding) -> Launch:
+        kernel, fixed = binding.kernel, (*binding.tensors, *binding.numbers)
+        constants = compile_time_values(binding.variant)
 
         def launch(programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
-            grid = (num_groups * programs,)
-            kernel[grid](*tensors, *numbers, *fixed.tensors, *fixed.numbers, **constants)
+            kernel[binding.num_groups * programs,](*tensors, *numbers, *fixed, **constants)
 
         return launch
 

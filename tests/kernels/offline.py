@@ -17,7 +17,7 @@ from fused_slots.backends.device import Uploads
 from fused_slots.backends.gpu import GpuBackend
 from fused_slots.backends.interpreter import HostPackets
 from fused_slots.backends.launch import (
-    FixedArguments,
+    Binding,
     Launch,
     Launcher,
     Variant,
@@ -70,33 +70,22 @@ class OfflineLauncher(Launcher):
         self.target = target
         self.machines: dict[Variant, Machine] = {}
 
-    @property
-    def compiled(self) -> int:
-        return len(self.machines)
-
-    def prepare(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Sequence[str],
-        fixed: FixedArguments,
-    ) -> Launch:
+    def prepare(self, binding: Binding) -> Launch:
         import triton
         from triton.backends.compiler import GPUTarget
 
-        target = GPUTarget(*TARGETS[self.target])
+        variant, target = binding.variant, GPUTarget(*TARGETS[self.target])
         options = variant.cuda_options
         if target.backend == "hip":
             options = {"num_warps": variant.num_warps}  # there is no maxnreg
-        source = kernel_source(kernel, variant, changing_types, fixed)
-        compiled = triton.compile(source, target=target, options=options)
+        compiled = triton.compile(kernel_source(binding), target=target, options=options)
         if target.backend == "hip":
             assembly, usage = compiled.asm["amdgcn"], amd_resource_usage(compiled.asm["amdgcn"])
             length = 0
         else:
             assembly, usage = compiled.asm["ptx"], resource_usage(compiled.asm["cubin"])
             length = instructions(compiled.asm["cubin"])
+        self.compiled += 1
         self.machines[variant] = Machine(assembly, *usage, compiled.metadata.shared, length)
         return lambda programs, tensors, numbers: None
 

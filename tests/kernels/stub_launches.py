@@ -72,10 +72,11 @@ class Noting(cuda.CudaLauncher):
         self.stub = stub
         self.launches: list[dict[str, Any]] = []
 
-    def prepare(self, kernel, variant, num_groups, changing_types, fixed):  # type: ignore
-        launch = super().prepare(kernel, variant, num_groups, changing_types, fixed)
+    def prepare(self, binding):  # type: ignore
+        launch = super().prepare(binding)
+        variant = binding.variant
         constants = dict(variant.constants)
-        names = [name for name in kernel.arg_names if name not in constants]
+        names = [name for name in binding.kernel.arg_names if name not in constants]
         function = self._kernels[-1].function
         ptx = self._kernels[-1].asm["ptx"]
         declared = re.findall(r"\.param (\.\w+)", ptx.split(")")[0])
@@ -89,14 +90,14 @@ class Noting(cuda.CudaLauncher):
                 value if type_.endswith("64") else ctypes.c_int32(value & 0xFFFFFFFF).value
                 for value, type_ in zip(last.parameters, declared, strict=False)
             ]
-            arguments = [*tensors, *numbers, *fixed.tensors, *fixed.numbers]
+            arguments = [*tensors, *numbers, *binding.tensors, *binding.numbers]
             asked = [a.data_ptr() if torch.is_tensor(a) else a for a in arguments]
             self.launches.append(
                 {
                     "kernel": str(variant),
                     "count": self.stub.stub_launches() - before,
                     "asked": dict(zip(names, asked, strict=True)),
-                    "asked_grid": [num_groups, programs, 1],
+                    "asked_grid": [binding.num_groups, programs, 1],
                     "asked_threads": 32 * variant.num_warps,
                     "asked_function": function,
                     "arrived": values,

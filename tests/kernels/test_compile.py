@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fused_slots import AscendBlockTables
-from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant
+from fused_slots.backends.launch import Binding, Launch, Launcher, Variant
 from tests.kernels.offline import NVIDIA, OfflineLauncher, make_offline
 from tests.kernels.resources import CONFIGURATIONS, compiled, moved, record_of_this_triton
 
@@ -119,19 +119,11 @@ class RecordingLauncher(Launcher):
         self.bound: list[Variant] = []
         self.launched: set[Variant] = set()
 
-    def prepare(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Any,
-        fixed: FixedArguments,
-    ) -> Launch:
+    def prepare(self, binding: Binding) -> Launch:
+        self.compiled += 1
+        variant, changing_types = binding.variant, binding.changing_types
         self.bound.append(variant)
-        names = kernel.arg_names
-        assert len(names) == len(
-            [*changing_types, *fixed.tensors, *fixed.numbers, *variant.constants]
-        )
+        assert len(binding.kernel.arg_names) == len([*binding.types, *variant.constants])
 
         def launch(programs: int, tensors: Any, numbers: Any) -> None:
             assert programs > 0
@@ -141,10 +133,6 @@ class RecordingLauncher(Launcher):
             self.launched.add(variant)
 
         return launch
-
-    @property
-    def compiled(self) -> int:
-        return len(self.bound)
 
 
 @pytest.mark.parametrize("plan", ["auto", "by_request"])

@@ -18,7 +18,7 @@ import torch
 from fused_slots.backends.ascend.arguments import COMPILE_OPTIONS, compile_time_values
 from fused_slots.backends.ascend.operations import AscendOperations
 from fused_slots.backends.device import Uploads
-from fused_slots.backends.launch import FixedArguments, Launch, Launcher, Variant, triton_type
+from fused_slots.backends.launch import Binding, Launch, Launcher
 from fused_slots.backends.pinned import PinnedRing
 from fused_slots.faults import BackendUnavailableError
 from fused_slots.layout import TableLayout
@@ -63,20 +63,8 @@ class AscendLauncher(Launcher):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._compiled = 0
 
-    @property
-    def compiled(self) -> int:
-        return self._compiled
-
-    def prepare(
-        self,
-        kernel: Any,
-        variant: Variant,
-        num_groups: int,
-        changing_types: Sequence[str],
-        fixed: FixedArguments,
-    ) -> Launch:
+    def prepare(self, binding: Binding) -> Launch:
         import triton
         from triton.compiler import ASTSource
         from triton.runtime import driver
@@ -85,14 +73,14 @@ class AscendLauncher(Launcher):
         with npu.device(device):
             # triton-ascend 3.2: the signature names runtime arguments only.
             compiled = triton.compile(
-                ASTSource(kernel, runtime_signature(kernel, variant, changing_types, fixed),
-                          compile_time_values(variant)),
+                ASTSource(binding.kernel, runtime_signature(binding),
+                          compile_time_values(binding.variant)),
                 options=options,
             )  # fmt: skip
             compiled._init_handles()
-        check_compiled(compiled, options, f"{variant} on {device}")
-        self._compiled += 1
-        tail = (*fixed.tensors, *fixed.numbers)
+        check_compiled(compiled, options, f"{binding.variant} on {device}")
+        self.compiled += 1
+        num_groups, tail = binding.num_groups, (*binding.tensors, *binding.numbers)
         head = (compiled.function, compiled.packed_metadata, None, None, None)
         run, current_stream = compiled.run, driver.active.get_current_stream
 
@@ -133,22 +121,11 @@ def check_compiled(compiled: Any, options: dict[str, bool], what: str) -> None:
         )
 
 
-def runtime_signature(
-    kernel: Any, variant: Variant, changing_types: Sequence[str], fixed: FixedArguments
-) -> dict[str, str]:
-    """Triton types of a kernel's runtime arguments, by name.
-
-    Args:
-        kernel: the Triton function.
-        variant: its compile-time choices.
-        changing_types: types of the arguments passed at each launch.
-        fixed: the arguments behind them.
-    """
-    constants = compile_time_values(variant)
-    names = [name for name in kernel.arg_names if name not in constants]
-    types = [*changing_types, *(triton_type(tensor.dtype) for tensor in fixed.tensors)]
-    types += ["i32"] * len(fixed.numbers)
-    return dict(zip(names, types, strict=True))
+def runtime_signature(binding: Binding) -> dict[str, str]:
+    """Triton types of a kernel's runtime arguments, by name."""
+    constants = compile_time_values(binding.variant)
+    names = [name for name in binding.kernel.arg_names if name not in constants]
+    return dict(zip(names, binding.types, strict=True))
 
 
 def _npu() -> Any:

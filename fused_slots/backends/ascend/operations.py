@@ -30,7 +30,7 @@ from fused_slots.backends.ascend.staged_rows import RowPacker, StagedRows
 from fused_slots.backends.base import Step
 from fused_slots.backends.descriptor import descriptor_lines, shift_of
 from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
-from fused_slots.backends.launch import FixedArguments, Launch, Variant
+from fused_slots.backends.launch import Binding, Launch, Variant
 from fused_slots.faults import INT32_MAX, ConfigurationError, Fault, FaultCode
 from fused_slots.groups import GroupKind
 from fused_slots.host.rows import HostRows
@@ -319,9 +319,11 @@ class AscendOperations(DeviceBackend):
             [name for name in changing if types[name].startswith("*")],
             [name for name in changing if not types[name].startswith("*")],
         )
-        fixed = FixedArguments(tuple(tensors.values()), tuple(numbers.values()))
-        kernel, changing_types = kernel_of(variant), [types[name] for name in changing]
-        return self.launcher.bind(kernel, variant, layout.num_groups, changing_types, fixed)
+        changing_types, fixed = [types[name] for name in changing], tuple(tensors.values())
+        kernel, sizes = kernel_of(variant), tuple(numbers.values())
+        return self.launcher.bind(
+            Binding(kernel, variant, layout.num_groups, changing_types, fixed, sizes)
+        )
 
 
 def _sizes(tiles: Tiles) -> tuple[tuple[str, int | bool], ...]:

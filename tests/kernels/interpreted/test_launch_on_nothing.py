@@ -46,11 +46,11 @@ def test_warmup_launches_each_variant_and_changes_nothing(backend: str, configur
     launched = []
     prepare = made.launcher.prepare
 
-    def counted(kernel: Any, variant: Any, *rest: Any) -> Any:
-        launch = prepare(kernel, variant, *rest)
+    def counted(binding: Any) -> Any:
+        launch = prepare(binding)
 
         def note(*arguments: Any) -> None:
-            launched.append(str(variant))
+            launched.append(str(binding.variant))
             launch(*arguments)
 
         return note
