@@ -83,8 +83,7 @@ def _add_demo(commands: _Commands) -> None:
 
 def _add_replay(commands: _Commands) -> None:
     parser = _add(commands, "replay", "schedules:run_replay", "replay a recording and check it")
-    parser.add_argument("recording", help=_RECORDING)
-    _add_max_mib(parser)
+    _add_recordings(parser)
     parser.add_argument(
         "--picture", type=_picture, help="draw the tables to this .png or .svg file"
     )
@@ -118,8 +117,22 @@ def _add_check_and_record(commands: _Commands) -> None:
         "schedules:run_check",
         "check a recording: format, capacity, truth, aliasing",
     )
-    parser.add_argument("recording", help=_RECORDING)
+    _add_recordings(parser)
+    parser = _add(
+        commands,
+        "merge",
+        "schedules:run_merge",
+        "put the recordings of all context parallel ranks into one file: prove that they are one "
+        "job, align their calls, say where ranks part",
+    )
+    parser.add_argument("recording", nargs="+", help="a flight recording of each rank, any order")
     _add_max_mib(parser)
+    parser.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        required=True,
+        help="schedule file to write (.npz.xz), in a folder that exists",
+    )
     parser = _add(
         commands,
         "record",
@@ -138,8 +151,7 @@ def _add_report(commands: _Commands) -> None:
         "report:run_report",
         "check a recording and write it as one HTML page: tables at every step, owners, findings",
     )
-    parser.add_argument("recording", help=_RECORDING)
-    _add_max_mib(parser)
+    _add_recordings(parser)
     parser.add_argument(
         *("-o", "--output"),
         type=Path,
@@ -261,6 +273,15 @@ def _add_bench(commands: _Commands) -> None:
     )
     parser.add_argument("--select", help="only benchmarks whose name matches (pytest -k)")
     parser.add_argument("--save", type=Path, help="JSON file to keep every measurement in")
+
+
+def _add_recordings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "recording",
+        nargs="+",
+        help=f"{_RECORDING}; or a flight recording of each context parallel rank",
+    )
+    _add_max_mib(parser)
 
 
 def _add_max_mib(parser: argparse.ArgumentParser) -> None:

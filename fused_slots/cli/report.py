@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import argparse
 
-from fused_slots.cli.progress import announce, with_progress
-from fused_slots.cli.result import Result, Status, check_writable
+from fused_slots.cli.progress import announce
+from fused_slots.cli.result import Result, Status, check_writable, write
+from fused_slots.cli.schedules import load_job
 from fused_slots.groups import ContextParallel
 from fused_slots.inspect.report import KeptFindings, build_report
 from fused_slots.recording.as_scheduled import as_scheduled
-from fused_slots.recording.call_check import CallCheck
-from fused_slots.recording.check import ScheduleCheck
-from fused_slots.recording.schedule import load_schedule
 
 
 def run_report(args: argparse.Namespace) -> Result:
     """Check a recording and write its page; a finding is a finding here too."""
-    check_writable(args.output)
-    context_parallel = ContextParallel(args.cp_size, args.cp_rank, args.cp_interleave)
-    schedule = load_schedule(args.recording, args.max_mib << 20)
+    check_writable(args.output, args.recording)
+    job = load_job(args)
+    all_ranks = len(job.ranks) > 1
+    if not all_ranks:
+        context_parallel = ContextParallel(args.cp_size, args.cp_rank, args.cp_interleave)
+    schedule = job.ranks[ContextParallel(len(job.ranks), args.cp_rank).rank if all_ranks else 0]
     steps = len(schedule)
-    checks = ScheduleCheck if schedule.settings is None else CallCheck
-    findings = KeptFindings.of(checks(schedule, with_progress(args, schedule, steps, "report")))
+    findings = KeptFindings.of(job.check(args))
     if schedule.settings is not None:
         context_parallel = ContextParallel(*schedule.settings["context_parallel"])
         schedule = as_scheduled(schedule)
@@ -31,12 +31,13 @@ def run_report(args: argparse.Namespace) -> Result:
         findings,
         around=args.around,
         context_parallel=context_parallel,
+        all_ranks=all_ranks,
         max_bytes=args.page_mib << 20,
     )
-    args.output.write_bytes(page.content)
+    write(args.output, page.content)
     good = not findings.count
     document = {
-        "file": args.recording,
+        "file": job.name,
         "good": good,
         "steps": steps,
         "steps_shown": [page.first, page.last],
@@ -45,5 +46,5 @@ def run_report(args: argparse.Namespace) -> Result:
     }
     found = "no finding" if good else f"{findings.count} finding{'s'[: findings.count > 1]}"
     shown = "" if page.last - page.first + 1 == steps else f", of which {page.first} to {page.last}"
-    text = f"{args.recording}: {steps} steps{shown}, {found}\n{args.output}: open it in a browser"
+    text = f"{job.name}: {steps} steps{shown}, {found}\n{args.output}: open it in a browser"
     return Result(Status.GOOD if good else Status.FINDING, document, text)

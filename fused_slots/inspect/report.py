@@ -74,6 +74,7 @@ def build_report(
     *,
     around: int | None = None,
     context_parallel: ContextParallel = ContextParallel(),  # noqa: B008 - frozen, no state
+    all_ranks: bool = False,
     max_bytes: int = MAX_BYTES,
 ) -> Page:
     """The page of a recording.
@@ -83,26 +84,16 @@ def build_report(
         findings: what `ScheduleCheck` found in it.
         around: the step to keep where not all steps fit; None = the first finding's, or the last.
         context_parallel: the rank whose slots the page derives.
+        all_ranks: derive the slots of each token's owner; the tables are those of that rank.
         max_bytes: of the steps that the page holds, decoded.
 
     Raises:
         ScheduleSizeError: not even the rows at that step fit.
     """
     focus = min(findings.by_step, default=len(schedule) - 1) if around is None else around
-    first, last = _fitting(step_bytes(schedule), focus, max_bytes)
-    part, rows_before = schedule, 0
-    if (first, last) != (0, len(schedule) - 1):
-        part, rows_before = window(schedule, first, last)
-        size = int(step_bytes(part).sum())
-        if size > max_bytes:
-            raise ScheduleSizeError(
-                "page",
-                expected=f"at most {max_bytes:,} bytes of rows and steps",
-                actual=f"{size:,} around step {focus}",
-                hint="Raise --page-mib",
-            )
+    part, first, rows_before = _part(schedule, focus, max_bytes)
+    last = first + len(part) - 1
     style, script = _asset("report.css"), "\n".join(map(_asset, _SCRIPTS))
-    data = _data(part, findings, first, rows_before, context_parallel)
     left_out = ""
     if len(part) != len(schedule):
         left_out = (
@@ -110,6 +101,7 @@ def build_report(
             f"all would take more than {max_bytes >> 20} MiB. Findings are counted over all steps. "
             "<code>--around STEP</code> chooses others, <code>--page-mib</code> takes more.</p>"
         )
+    ranks = {**vars(context_parallel), **({"rank": None} if all_ranks else {})}
     count = findings.count
     verdict = "No finding"
     if count:
@@ -123,16 +115,33 @@ def build_report(
         "name": html.escape(schedule.name),
         "verdict": verdict,
         "verdict_class": "bad" if count else "good",
-        "facts": _facts(schedule),
+        "facts": _facts(schedule, context_parallel, all_ranks),
         "left_out": left_out,
         "findings": _findings(findings),
         "about": _about(schedule),
-        "data": _json(data),
+        "data": _json(_data(part, findings, first, rows_before, ranks)),
         "arrays": _packed(part),
     }
     # One pass, so that a marker in what is put in stays what it is.
     text = re.sub("@@([a-z_]+)@@", lambda marker: parts[marker[1]], _asset("report.html"))
     return Page(text.encode("utf-8", "xmlcharrefreplace"), first, last)  # lone surrogates
+
+
+def _part(schedule: Schedule, focus: int, max_bytes: int) -> tuple[Schedule, int, int]:
+    """The steps that a page holds, the first of them, and the appends of the rows before it."""
+    first, last = _fitting(step_bytes(schedule), focus, max_bytes)
+    if (first, last) == (0, len(schedule) - 1):
+        return schedule, 0, 0
+    part, rows_before = window(schedule, first, last)
+    size = int(step_bytes(part).sum())
+    if size > max_bytes:
+        raise ScheduleSizeError(
+            "page",
+            expected=f"at most {max_bytes:,} bytes of rows and steps",
+            actual=f"{size:,} around step {focus}",
+            hint="Raise --page-mib",
+        )
+    return part, first, rows_before
 
 
 def _fitting(sizes: np.ndarray[Any, Any], focus: int, max_bytes: int) -> tuple[int, int]:
@@ -154,14 +163,14 @@ def _data(
     findings: KeptFindings,
     first: int,
     rows_before: int,
-    context_parallel: ContextParallel,
+    ranks: dict[str, int | None],
 ) -> dict[str, Any]:
     shown = range(first, first + len(part))
     return {
         "first": first,
         "rows_before": rows_before,
         "max_num_reqs": part.max_num_reqs,
-        "context_parallel": vars(context_parallel),
+        "context_parallel": ranks,
         "groups": [
             {
                 "name": group.name,
@@ -195,7 +204,7 @@ def _packed(part: Schedule) -> str:
     return base64.b64encode(zlib.compress(np.concatenate(values).tobytes(), 9)).decode()
 
 
-def _facts(schedule: Schedule) -> str:
+def _facts(schedule: Schedule, ranks: ContextParallel, all_ranks: bool) -> str:
     groups, requests = len(schedule.groups), len(np.unique(schedule.arrays["request_ids"]))
     facts = [
         f"{len(schedule):,} steps",
@@ -205,6 +214,10 @@ def _facts(schedule: Schedule) -> str:
         f"{schedule.max_num_batched_tokens:,} tokens a step at most",
         f"a pool of {schedule.num_blocks:,} blocks",
     ]
+    if all_ranks:
+        facts.append(f"all {ranks.size} ranks, tables of rank {ranks.rank}")
+    elif ranks.size > 1:
+        facts.append(f"rank {ranks.rank} of {ranks.size}")
     return " &middot; ".join(facts)
 
 

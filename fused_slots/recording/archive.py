@@ -23,8 +23,9 @@ from fused_slots.recording.arrays import ARRAYS, Int32Array, ScheduleError, Sche
 from fused_slots.recording.calls import CALL_ARRAYS
 
 FORMAT = "fused_slots schedule"
-VERSIONS: Mapping[int, Mapping[str, bool]] = {1: ARRAYS, 2: CALL_ARRAYS}
-"""The arrays of each version: 1 a scheduler's steps, 2 the calls of a manager."""
+VERSIONS: Mapping[int, Mapping[str, bool]] = {1: ARRAYS, 2: CALL_ARRAYS, 3: CALL_ARRAYS}
+"""The arrays of each version: 1 a scheduler's steps, 2 the calls of a manager, 3 the calls of the
+managers of all ranks, rank by rank."""
 
 MAX_BYTES = 256 << 20
 """Default limit of what a file may ask for, in bytes; shipped recordings need 3 MB at most."""
@@ -62,7 +63,7 @@ def pack(header: Mapping[str, Any], arrays: Mapping[str, Int32Array], version: i
             with archive.open(zipfile.ZipInfo(f"{array}.npy"), "w") as file:
                 np.save(file, values.reshape(-1), allow_pickle=False)
     # An engine waits for the calls of its manager to be written.
-    return lzma.compress(buffer.getvalue(), preset=9 if version == 1 else 1)
+    return lzma.compress(buffer.getvalue(), preset=1 if version == 2 else 9)
 
 
 def unpack(

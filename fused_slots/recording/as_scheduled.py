@@ -69,11 +69,7 @@ def _plain(append: Append, held: dict[int, list[list[int]]]) -> Append:
     """An append or an overwrite that leaves the row as this write does."""
     row = append.req_index
     old = held.get(row, [[] for _ in append.block_ids])
-    kept = [append.kept(g, blocks) for g, blocks in enumerate(old)]
-    held[row] = [
-        [*blocks[:keep], *new]
-        for blocks, keep, new in zip(old, kept, append.block_ids, strict=True)
-    ]
-    if kept == [len(blocks) for blocks in old]:
+    held[row] = append.after(old)
+    if all(append.kept(g, blocks) == len(blocks) for g, blocks in enumerate(old)):
         return Append(row, append.block_ids, False)
     return Append(row, tuple(map(list, held[row])), True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,15 @@ from fused_slots.recording.oracles import FAULTS
 from fused_slots.recording.schedule import Schedule
 from fused_slots.recording.steps import Call, ScheduleStep
 from fused_slots.reference import Outcome, map_token
+
+
+class Token(NamedTuple):
+    """One token of a call, as the rules map it."""
+
+    row: int
+    position: int
+    outcome: Outcome
+    slot: int
 
 
 class CallCheck:
@@ -31,6 +41,7 @@ class CallCheck:
 
     Attributes:
         outcomes: per group, tokens by outcome.
+        tokens: per group, what became of each token of the step that was checked last.
         copies: gathered rows by what changed in them since their entry was gathered last.
     """
 
@@ -42,15 +53,21 @@ class CallCheck:
         self._entries: dict[tuple[int, int], tuple[int, int]] = {}
         self.outcomes: list[Counter[Outcome]] = [Counter() for _ in schedule.groups]
         self.copies: Counter[str] = Counter()
+        self.tokens: list[list[Token]] = []
 
     def __iter__(self) -> Iterator[Finding]:
         for index, step in enumerate(self._steps):
-            assert step.call is not None
-            if step.call.gathers:
-                self._count_copies(step, step.call)
-                yield from self._check_holders(index, step, step.call)
-            if step.call.maps or step.call.drafts:
-                yield from self._check_tokens(index, step, step.call)
+            yield from self.of_step(index, step)
+
+    def of_step(self, index: int, step: ScheduleStep) -> Iterator[Finding]:
+        """The findings of the next step."""
+        assert step.call is not None
+        self.tokens = [[] for _ in self._schedule.groups]
+        if step.call.gathers:
+            self._count_copies(step, step.call)
+            yield from self._check_holders(index, step, step.call)
+        if step.call.maps or step.call.drafts:
+            yield from self._check_tokens(index, step, step.call)
 
     def _count_copies(self, step: ScheduleStep, call: Call) -> None:
         """Whole where another request stands in the entry, or its row was cut or started anew."""
@@ -94,6 +111,7 @@ class CallCheck:
                 for position in positions[max(starts[entry], 0) : max(starts[entry + 1], 0)]:
                     outcome, slot = self._map(g, row, columns, position, entry, call)
                     self.outcomes[g][outcome] += 1
+                    self.tokens[g].append(Token(row, position, outcome, slot))
                     if outcome in FAULTS:
                         faults.setdefault(outcome, []).append(position)
                     elif outcome is Outcome.PAGED and slot >= group.block_size:

@@ -18,6 +18,7 @@ from fused_slots.groups import KVCacheGroup
 from fused_slots.recording.arrays import (
     AnyIntArray,
     Int32Array,
+    Int64Array,
     ScheduleError,
     check_below,
     check_lengths,
@@ -140,6 +141,56 @@ def input_sizes(kind: int, entries: int, positions: int, rows: int) -> tuple[int
     )
 
 
+def call_sizes(calls: AnyIntArray, max_num_reqs: int) -> Int64Array:
+    """int32 numbers of the inputs of each call."""
+    sizes = (
+        sum(input_sizes(kind, entries, positions, max_num_reqs))
+        for kind, entries, positions, *_ in calls.tolist()
+    )
+    return np.fromiter(sizes, np.int64, len(calls))
+
+
+def call_keys(arrays: Mapping[str, Int32Array], max_num_reqs: int) -> list[bytes]:
+    """What each call did and was given, writes apart: equal bytes for equal calls."""
+    calls, inputs = arrays["calls"], arrays["inputs"]
+    stops = np.cumsum(call_sizes(calls, max_num_reqs)).tolist()
+    return [
+        fields[:-1].tobytes() + inputs[begin:end].tobytes()
+        for fields, begin, end in zip(calls, [0, *stops], stops, strict=False)
+    ]
+
+
+def split(
+    arrays: Mapping[str, Int32Array], counts: Sequence[int], max_num_reqs: int, num_groups: int
+) -> Iterator[dict[str, Int32Array]]:
+    """Flat arrays of several recordings, one behind another, as those of each, to be validated.
+
+    Args:
+        arrays: as in a file.
+        counts: calls of each recording; the last one gets all that is left of every array.
+        max_num_reqs, num_groups: of all of them.
+    """
+    left = dict(arrays)
+    for number, count in enumerate(counts, start=1):
+        calls = left["calls"][: count * len(FIELDS)].reshape(-1, len(FIELDS))
+        writes = int(calls[:, -1].sum(dtype=np.int64))
+        blocks = int(left["write_counts"][: writes * num_groups].sum(dtype=np.int64))
+        lengths = {
+            "calls": calls.size,
+            "inputs": int(call_sizes(calls, max_num_reqs).sum()),
+            **dict.fromkeys(("write_rows", "write_kinds"), writes),
+            **dict.fromkeys(("write_begins", "write_counts"), writes * num_groups),
+            "write_blocks": blocks,
+        }
+        if min(lengths.values()) < 0:
+            raise ValueError(f"a recording of {lengths}")
+        if number == len(counts):
+            yield left
+        else:
+            yield {array: left[array][:length] for array, length in lengths.items()}
+        left = {array: left[array][length:] for array, length in lengths.items()}
+
+
 def decode(
     arrays: Mapping[str, Int32Array], groups: Sequence[KVCacheGroup], max_num_reqs: int
 ) -> Iterator[ScheduleStep]:
@@ -253,16 +304,12 @@ def validate_calls(
             raise ScheduleError(
                 f"calls[{number}]", expected="a call that a manager has", actual=str(fields)
             )
-    sizes = sum(
-        sum(input_sizes(kind, entries, positions, max_num_reqs))
-        for kind, entries, positions, *_ in calls.tolist()
-    )
     writes, blocks = int(calls[:, -1].sum()), arrays["write_counts"]
     check_below("write_counts", blocks, 2**31)
     check_lengths(
         arrays,
         {
-            "inputs": sizes,
+            "inputs": int(call_sizes(calls, max_num_reqs).sum()),
             **dict.fromkeys(("write_rows", "write_kinds", "write_begins", "write_counts"), writes),
             "write_blocks": int(blocks.sum(dtype=np.int64)),
         },

@@ -42,6 +42,14 @@ class FindingKind(Enum):
         "The device found no block for tokens that were to be mapped, or no such row, and padded "
         "them: their keys and values are not written. `take_faults` and `stats` count them."
     )
+    RANKS_PART = (
+        "Ranks that share their requests were not given the same: one missed a call, or got other "
+        "blocks or positions. From there on they read and write what belongs to other tokens."
+    )
+    NOT_ONE_OWNER = (
+        "A token of a sharded group has a slot on no rank or on several, or a replicated group has "
+        "another slot for it on each: attention misses its keys and values, or counts them twice."
+    )
     HELD_TWICE = (
         "Double ownership: two requests hold one block in a group whose blocks are never shared, "
         "or two groups of one pool hold it. (A prefix that requests share through the prefix cache "
@@ -80,6 +88,11 @@ class Finding(str):
         finding.kind, finding.step, finding.row = kind, step, row
         finding.group, finding.column, finding.block = group, column, block
         return finding
+
+    def on(self, where: str) -> Finding:
+        """The same, somewhere only."""
+        place = {name: getattr(self, name) for name in ("row", "group", "column", "block")}
+        return Finding(self.kind, self.step, f"{where}: {self.partition(': ')[2]}", **place)
 
 
 class ScheduleCheck:

@@ -134,6 +134,7 @@ class FlightRecorder:
                 if host_calls >= first and len(inputs) >= needed:
                     calls.append(((host_calls, replay), self._captured[call], inputs))
             calls.sort(key=lambda call: call[0])
+        replays = [replay for (_, replay), recorded, _ in calls if recorded.kind & Kind.GRAPH]
         rows, torn = rows_of(layout, *self._older_tables)
         torn += self.torn
         steps = [row_step(rows)] if rows else []
@@ -156,7 +157,9 @@ class FlightRecorder:
                 **surroundings(self._backend.name, str(self._backend.device)),
                 "description": f"{len(calls)} calls of a manager, written {reason}",
                 "reason": reason,
+                "calls": len(calls),
                 "calls_before": first,
+                "calls_of_graphs_before": replays[0] if replays else 0,
                 "calls_of_graphs": sum(recorded.kind & Kind.GRAPH > 0 for _, recorded, _ in calls),
                 "rows_not_recorded": torn,
                 "state": state,

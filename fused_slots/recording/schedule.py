@@ -8,7 +8,7 @@ holds one step at a time.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -35,6 +35,7 @@ from fused_slots.recording.calls import (
     bytes_of_call,
     decode,
     encode,
+    split,
     validate_calls,
 )
 from fused_slots.recording.shipped import list_recordings, read_recording
@@ -44,6 +45,9 @@ __all__ = ["Append", "Call", "Schedule", "ScheduleStep", "load_recording", "load
 
 _MAX_TEXT = 1000
 """Characters of a name or an event."""
+
+MAX_RANKS = 1024
+"""Recordings in one file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +231,10 @@ class Schedule:
 
     def save(self, path: str | Path) -> None:
         """Write the schedule; the same schedule always gives the same bytes."""
+        version = 1 if self.settings is None else 2
+        Path(path).write_bytes(pack(self._header(), self._arrays, version))
+
+    def _header(self) -> dict[str, Any]:
         groups = [
             {**asdict(group), "slot_mapping_mode": group.slot_mapping_mode.value}
             for group in self.groups
@@ -244,8 +252,7 @@ class Schedule:
         }
         if self.settings is not None:
             header["settings"] = dict(self.settings)
-        version = 1 if self.settings is None else 2
-        Path(path).write_bytes(pack(header, self._arrays, version))
+        return header
 
 
 def load_schedule(path: str | Path, max_bytes: int = MAX_BYTES) -> Schedule:
@@ -257,13 +264,38 @@ def load_schedule(path: str | Path, max_bytes: int = MAX_BYTES) -> Schedule:
 
     Raises:
         ScheduleError: there is none of that name, or it is no such file, is of another version,
-            is damaged or too large.
+            is damaged or too large, or holds the calls of several ranks.
         OSError: it cannot be opened.
     """
+    schedule, *others = load_ranks(path, max_bytes)
+    if others:
+        raise ScheduleError(
+            str(path), expected="a recording of one rank", actual=f"of {1 + len(others)} ranks"
+        )
+    return schedule
+
+
+def load_ranks(path: str | Path, max_bytes: int = MAX_BYTES) -> tuple[Schedule, ...]:
+    """Read a schedule file of any kind: one schedule, or one of each rank where it holds several.
+
+    Raises:
+        ScheduleError, OSError: as in `load_schedule`.
+    """
     if Path(path).name == str(path) and not Path(path).suffix and not Path(path).exists():
-        return load_recording(str(path), max_bytes)
+        return (load_recording(str(path), max_bytes),)
     with Path(path).open("rb") as file:
         return _parse(file, str(path), max_bytes)
+
+
+def pack_ranks(ranks: Sequence[Schedule]) -> bytes:
+    """One file of the recordings of all ranks, which `align` has made alike."""
+    header = ranks[0]._header()
+    header["ranks"] = [[len(rank), dict(rank.metadata)] for rank in ranks]
+    header["metadata"] = {}
+    arrays = {
+        array: np.concatenate([rank._arrays[array] for rank in ranks]) for array in CALL_ARRAYS
+    }
+    return pack(header, arrays, 3)
 
 
 def load_recording(name: str, max_bytes: int = MAX_BYTES) -> Schedule:
@@ -277,7 +309,7 @@ def load_recording(name: str, max_bytes: int = MAX_BYTES) -> Schedule:
         raise UnknownRecordingError(
             "recording", expected=f"a file, or one of {known}", actual=repr(name)
         )
-    return _parse(io.BytesIO(read_recording(name)), name, max_bytes)
+    return _parse(io.BytesIO(read_recording(name)), name, max_bytes)[0]
 
 
 def _empty_truth(groups: Iterable[KVCacheGroup], max_num_reqs: int) -> list[Int32Array]:
@@ -310,7 +342,7 @@ def _encode_step(
             columns["edit_blocks"].extend(blocks[edited].tolist())
 
 
-def _parse(file: BinaryIO, source: str, max_bytes: int) -> Schedule:
+def _parse(file: BinaryIO, source: str, max_bytes: int) -> tuple[Schedule, ...]:
     version, header, arrays = unpack(file, source, max_bytes)
     try:
         events = {int(index): _texts(texts) for index, texts in header.pop("events")}
@@ -326,19 +358,46 @@ def _parse(file: BinaryIO, source: str, max_bytes: int) -> Schedule:
         rows, tokens = header["max_num_reqs"], header["max_num_batched_tokens"]
         widths = [group.row_width for group in groups]
         num_bytes = 0
-        if (version == 2) != ("settings" in header):
-            raise ValueError("settings of a manager belong to version 2")
-        if version == 2:
+        if (version > 1) != ("settings" in header):
+            raise ValueError("settings of a manager belong to versions 2 and 3")
+        if version > 1:
             header["settings"] = _settings(header["settings"], groups)
             widths = header["settings"]["widths"]
             num_bytes = bytes_of_call(arrays, header["settings"], len(groups))
         num_bytes += sum(4 * rows * width + 8 * tokens for width in widths)
+        header["groups"] = groups
+        if version == 3:
+            counts, headers = _headers_of_ranks(header)
+            parts = split(arrays, counts, rows, len(groups))
+        else:
+            headers, parts = [header], iter([arrays])
         check_size(source, num_bytes, max_bytes, "in block tables and slots", max_bytes)
-        return Schedule._checked({**header, "groups": groups}, arrays, events)
+        return tuple(
+            Schedule._checked(header, part, events)
+            for header, part in zip(headers, parts, strict=True)
+        )
     except ScheduleSizeError:
         raise
     except DAMAGE as error:
         raise damaged(source, error) from error
+
+
+def _headers_of_ranks(header: dict[str, Any]) -> tuple[list[int], list[dict[str, Any]]]:
+    """Numbers of calls and headers of all ranks of a file."""
+    size, _, interleave = header["settings"]["context_parallel"]
+    ranks = header.pop("ranks")
+    if not 2 <= size <= MAX_RANKS or len(ranks) != size:
+        raise ValueError(f"{len(ranks)} recordings of {size} ranks (at most {MAX_RANKS})")
+    counts = [require_int("calls of a rank", calls, minimum=0) for calls, _ in ranks]
+    headers = [
+        {
+            **header,
+            "metadata": dict(**metadata),
+            "settings": {**header["settings"], "context_parallel": [size, rank, interleave]},
+        }
+        for rank, (_, metadata) in enumerate(ranks)
+    ]
+    return counts, headers
 
 
 def _texts(texts: list[str]) -> tuple[str, ...]:

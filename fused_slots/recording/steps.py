@@ -37,6 +37,14 @@ class Append:
             overwrite = self.overwrite and not self.cleared
             tables.append_block_ids(self.req_index, self.block_ids, overwrite)
 
+    def after(self, held: Sequence[list[int]] | None) -> list[list[int]]:
+        """The blocks of its row behind it, per group, where the row held these; None = nothing."""
+        held = [[] for _ in self.block_ids] if held is None else held
+        return [
+            [*old[: self.kept(g, old)], *new]
+            for g, (old, new) in enumerate(zip(held, self.block_ids, strict=True))
+        ]
+
     def kept(self, g: int, held: Sequence[int] | Int32Array) -> int:
         """Blocks of group `g` that stay of those that the row holds."""
         if self.overwrite or self.cleared:

@@ -52,7 +52,7 @@ def window(schedule: Schedule, first: int, last: int) -> tuple[Schedule, int]:
                 yield step
             else:
                 for append in step.appends:
-                    _append(rows, append)
+                    rows[append.req_index] = append.after(rows.get(append.req_index))
 
     part = Schedule.from_steps(
         steps(),
@@ -64,9 +64,3 @@ def window(schedule: Schedule, first: int, last: int) -> tuple[Schedule, int]:
         metadata=schedule.metadata,
     )
     return part, num_rows_before
-
-
-def _append(rows: dict[int, list[list[int]]], append: Append) -> None:
-    nothing: list[list[int]] = [[] for _ in append.block_ids]
-    held = nothing if append.overwrite else rows.get(append.req_index, nothing)
-    rows[append.req_index] = [[*old, *new] for old, new in zip(held, append.block_ids, strict=True)]

@@ -246,3 +246,23 @@ def test_block_with_two_owners_is_red_in_both_rows(page: Browser, tmp_path: Path
     assert len(page.texts("#step-findings li")) == 1, "the finding itself names one row"
     assert pixel(page, 150 + 46 + 30, 18 + 3) == [193, 18, 31, 255]
     assert pixel(page, 150 + 46 + 30, 18 + 22 + 3) == [193, 18, 31, 255]
+
+
+def test_all_ranks_in_one_page(page: Browser, tmp_path: Path) -> None:
+    """Each token has the slot that the reference gives it on its owner, which is named."""
+    recording, dealt = schedule(), [ContextParallel(4, rank, 2) for rank in range(4)]
+    show(page, tmp_path, recording, "#step=0", context_parallel=dealt[1], all_ranks=True)
+    assert "all 4 ranks, tables of rank 1" in page.text(".facts")
+    owners = [position // 2 % 4 for position in range(8)]
+    expected = [
+        map_token(recording.groups[0], [2, 3], p, dealt[o]).slot for p, o in enumerate(owners)
+    ]
+    assert page.texts("#slots tr:nth-child(n+2):nth-child(-n+5) td") == [
+        text
+        for owner in range(4)
+        for text in (
+            *("full", f"{2 * owner} … {2 * owner + 1}", "1"),
+            *(f"{expected[2 * owner]} … {expected[2 * owner + 1]}", f"on rank {owner}"),
+        )
+    ]
+    assert page.text("#derivation").endswith(f"slot = {expected[7]}: on rank 3")

@@ -17,7 +17,10 @@ from fused_slots.cli.result import check_writable
 from tests.cli.calls import error_line
 from tests.recording.small_schedules import schedule
 
-COMMANDS = ("demo", "explain", "check", "record", "replay", "bench", "doctor", "warmup")
+COMMANDS = (
+    *("demo", "explain", "check", "merge", "record", "replay", "report", "plan", "bench"),
+    *("doctor", "warmup"),
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -224,12 +224,13 @@ function mapToken(g, row, position) {
     return { slot, why: "a slot of the ring", column: 0, lines };
   }
   const { size, rank, interleave: I } = page.context_parallel;
-  const [S, c] = group.dcp_sharded ? [size, rank] : [1, 0];
+  const S = group.dcp_sharded ? size : 1;
   const [v, w] = [Math.floor(position / (K * S)), position % (K * S)];
   const lines = [`v = ${position} // ${K * S} = ${v}`, `w = ${position} mod ${K * S} = ${w}`];
   const owner = Math.floor(w / I) % S;
   if (S > 1) lines.push(`owner = (${w} // ${I}) mod ${S} = ${owner}`);
-  if (owner !== c) return pad(`rank ${owner} owns the token`, -1, lines);
+  const all = S > 1 && rank === null; // the token's owner, whichever it is
+  if (S > 1 && !all && owner !== rank) return pad(`rank ${owner} owns the token`, -1, lines);
   const local = Math.floor(w / (S * I)) * I + (w % I);
   const column = v * n + Math.floor(local / B);
   lines.push(`column = ${v} * ${n} + ${local} // ${B} = ${column}`);
@@ -238,7 +239,8 @@ function mapToken(g, row, position) {
   const slot = id * B + (local % B);
   lines.push(`block id = table[row, ${column}] = ${id}`);
   lines.push(`slot = ${id} * ${B} + ${local % B} = ${slot}`);
-  return { slot, why: row[v] ? "" : "the null block", column: v, lines };
+  const why = [all && `on rank ${owner}`, !row[v] && "the null block"].filter(Boolean).join(", ");
+  return { slot, why, column: v, lines };
 }
 
 // Allocation blocks of a row that tokens [first, first + count) write.
