@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,12 +85,14 @@ class BaseTables:
         self.device = self._backend.slot_mappings.device
         self.block_tables = [BlockTable(table) for table in self._backend.tables]
         self.input_block_tables = list(self._backend.input_tables)
-        self._views: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._slot_views: dict[int, torch.Tensor] = {}
         lengths = self._rows.num_columns.view()
         lengths.flags.writeable = False
         self.num_blocks = NumBlocks(lengths, self._backend.num_columns)
         self.slot_mappings = self._backend.slot_mappings
+        # The first rows and columns; making the views anew costs 1 µs a group.
+        kept = lru_cache(CACHED_VIEWS)
+        self._gathered = kept(partial(_first_rows, self._backend.input_tables))
+        self._mapped = kept(partial(_first_columns, self.slot_mappings))
         self.recorder: FlightRecorder | None = None
         """What keeps the last calls, if it was asked for (`start_recording`)."""
         num_calls = int(env.RECORD.read())
@@ -158,8 +161,7 @@ class BaseTables:
                 actual="one that does not",
                 hint="Call start_recording first, or set FUSED_SLOTS_RECORD",
             )
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         return self.recorder.save(path)
 
     # What vLLM reads of its own class, under its names.
@@ -235,24 +237,13 @@ class BaseTables:
         self._backend.refuse_capture(operation)
         return self._rows
 
-    def _gathered(self, num_rows: int) -> tuple[torch.Tensor, ...]:
-        """The first rows of the gathered tables; making the views anew costs 1 µs a group."""
-        views = self._views.get(num_rows)
-        if views is None:
-            if len(self._views) >= CACHED_VIEWS:
-                self._views.clear()
-            views = tuple(table[:num_rows] for table in self.input_block_tables)
-            self._views[num_rows] = views
-        return views
 
-    def _mapped(self, num_tokens: int) -> torch.Tensor:
-        """The first columns of the slot mappings, likewise."""
-        view = self._slot_views.get(num_tokens)
-        if view is None:
-            if len(self._slot_views) >= CACHED_VIEWS:
-                self._slot_views.clear()
-            view = self._slot_views[num_tokens] = self.slot_mappings[:, :num_tokens]
-        return view
+def _first_rows(tables: tuple[torch.Tensor, ...], num_rows: int) -> tuple[torch.Tensor, ...]:
+    return tuple(table[:num_rows] for table in tables)
+
+
+def _first_columns(slots: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    return slots[:, :num_tokens]
 
 
 @contextmanager

@@ -35,8 +35,7 @@ class BetweenSteps(BaseTables):
             InvalidArgumentError: more rows than max_num_reqs.
         """
         num_reqs = check_count("num_reqs", num_reqs, 0, self.layout.max_num_reqs, "max_num_reqs")
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         self._gathered_is_current = False
         self._backend.clear_input_tables(num_reqs)
         return self._gathered(num_reqs)
@@ -55,8 +54,7 @@ class BetweenSteps(BaseTables):
         """
         capacity = self.layout.max_num_batched_tokens
         num_tokens = check_count("num_tokens", num_tokens, 0, capacity, "max_num_batched_tokens")
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         self.slot_mappings.fill_(PAD_SLOT_ID)
         return self._mapped(num_tokens)
 
@@ -65,8 +63,7 @@ class BetweenSteps(BaseTables):
 
         For a caller who has written into them; without `out` a gather writes only what changed.
         """
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         self._gathered_is_current = False
         self._backend.invalidate_gathered()
 
@@ -77,16 +74,14 @@ class BetweenSteps(BaseTables):
         may be anything, but nothing outside the manager's memory is touched. Fault counts are
         zero afterwards.
         """
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         self._gathered_is_current, self._last_gather = False, None
         self._backend.restore(self._rows)
         self._rows.forget_device()
 
     def warmup(self) -> WarmupReport:
         """Compile every kernel variant that a plan can choose, so that no step compiles any."""
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         return self._backend.warmup()
 
     def launch_plan(
@@ -117,8 +112,7 @@ class BetweenSteps(BaseTables):
         Unchecked: one record per (code, group). Checked: the first ones one by one, then one
         record per (code, group) for the rest.
         """
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         faults = self._backend.take_faults()
         self._totals().take(faults)
         return self._named(faults)
@@ -175,8 +169,7 @@ class BetweenSteps(BaseTables):
         Raises:
             InvalidArgumentError: no such group or row.
         """
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         from fused_slots.inspect.explain import explain
 
         return explain(self, group, req_index, position, replay_start, replay_len)
@@ -187,8 +180,7 @@ class BetweenSteps(BaseTables):
         Raises:
             IntegrityError: lists each broken invariant.
         """
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         from fused_slots.inspect.check import check_integrity
 
         check_integrity(self)

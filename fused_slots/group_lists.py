@@ -9,22 +9,23 @@ from fused_slots.faults import ConfigurationError, require_bool
 from fused_slots.groups import KVCacheGroup, SlotMappingMode
 from fused_slots.layout import as_tuple, per_group
 
-_DEFAULTS = {
-    "slot_mapping_enabled": True,
-    "dcp_sharded": None,
-    "sliding_window_reach": 0,
-    "kernel_block_sizes": None,
-    "slot_mapping_modes": SlotMappingMode.TOKEN_TO_KV_SLOT,
-    "circular": False,
-    "prefix_cacheable": None,
-    "pools": "",
+_FIELDS = {
+    "slot_mapping_enabled": "enabled",
+    "dcp_sharded": "dcp_sharded",
+    "sliding_window_reach": "sliding_window_reach",
+    "kernel_block_sizes": "kernel_block_size",
+    "slot_mapping_modes": "slot_mapping_mode",
+    "circular": "circular",
+    "prefix_cacheable": "prefix_cacheable",
+    "pools": "pool",
 }
+"""The field of a group that each list is for; `enabled` decides the mode."""
 
 
 def groups_from_lists(
     block_sizes: Sequence[int],
     max_num_blocks_per_group: Sequence[int],
-    **given: Sequence[Any] | None,
+    **lists: Sequence[Any] | None,
 ) -> list[KVCacheGroup]:
     """One group per entry of `block_sizes`; None stands for the default in every group.
 
@@ -34,30 +35,19 @@ def groups_from_lists(
     Raises:
         ConfigurationError: a list has another length than `block_sizes`, or a value is refused.
     """
-    block_sizes = as_tuple("block_sizes", block_sizes)
-    count = len(block_sizes)
-    columns: dict[str, Sequence[Any]] = {"max_num_blocks_per_group": max_num_blocks_per_group}
-    for name, default in _DEFAULTS.items():
-        values = given[name]
-        columns[name] = [default] * count if values is None else values
-    lists = [per_group(name, values, count) for name, values in columns.items()]
+    sizes = as_tuple("block_sizes", block_sizes)
+    blocks = per_group("max_num_blocks_per_group", max_num_blocks_per_group, len(sizes))
+    given: dict[str, tuple[Any, ...]] = {"block_size": sizes, "max_num_blocks": blocks}
+    for name, field in _FIELDS.items():
+        if (values := lists[name]) is not None:
+            given[field] = per_group(name, values, len(sizes))
     groups = []
-    for g, (size, *rest) in enumerate(zip(block_sizes, *lists, strict=True)):
-        max_num_blocks, enabled, sharded, reach, kernel_size, mode, ring, cacheable, pool = rest
+    for g, values in enumerate(zip(*given.values(), strict=True)):
+        fields = dict(zip(given, values, strict=True))
         try:
-            is_enabled = require_bool("slot_mapping_enabled", enabled)
-            group = KVCacheGroup(
-                block_size=size,
-                max_num_blocks=max_num_blocks,
-                kernel_block_size=kernel_size,
-                slot_mapping_mode=mode if is_enabled else SlotMappingMode.NONE,
-                circular=ring,
-                dcp_sharded=sharded,
-                prefix_cacheable=cacheable,
-                sliding_window_reach=reach,
-                pool=pool,
-            )
+            if not require_bool("slot_mapping_enabled", fields.pop("enabled", True)):
+                fields["slot_mapping_mode"] = SlotMappingMode.NONE
+            groups.append(KVCacheGroup(**fields))
         except ConfigurationError as error:
             raise error.within(f"groups[{g}]") from None
-        groups.append(group)
     return groups

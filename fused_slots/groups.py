@@ -246,6 +246,23 @@ class ContextParallel:
                 actual=str(self.rank),
             )
 
+    def shards(self, group: KVCacheGroup) -> tuple[int, int]:
+        """(S', c') of a group: ranks that share it and this rank's number among them."""
+        return (self.size, self.rank) if group.dcp_sharded else (1, 0)
+
+
+def require_context_parallel(value: object) -> ContextParallel:
+    """`value`, if it is one.
+
+    Raises:
+        ConfigurationError: it is anything else.
+    """
+    if not isinstance(value, ContextParallel):
+        raise ConfigurationError(
+            "context_parallel", expected="a fused_slots.ContextParallel", actual=repr(value)
+        )
+    return value
+
 
 def check_shard(group: KVCacheGroup, context_parallel: ContextParallel, name: str) -> None:
     """Check that the group can be dealt to these ranks, if it is at all.

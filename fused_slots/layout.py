@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fused_slots.faults import INT32_MAX, ConfigurationError, require_int
-from fused_slots.groups import ContextParallel, KVCacheGroup, check_shard
+from fused_slots.groups import ContextParallel, KVCacheGroup, check_shard, require_context_parallel
 
 ARENA_ALIGNMENT = 64
 """int32 elements; every group's table starts on a 256-byte boundary."""
@@ -55,12 +55,7 @@ class TableLayout:
         for field, minimum in minima.items():
             value = require_int(field, getattr(self, field), minimum=minimum)
             object.__setattr__(self, field, value)
-        if not isinstance(self.context_parallel, ContextParallel):
-            raise ConfigurationError(
-                "context_parallel",
-                expected="a fused_slots.ContextParallel",
-                actual=repr(self.context_parallel),
-            )
+        require_context_parallel(self.context_parallel)
         if self.slot_dtype not in (torch.int32, torch.int64):
             raise ConfigurationError(
                 "slot_dtype", expected="torch.int32 or torch.int64", actual=str(self.slot_dtype)
@@ -125,8 +120,7 @@ class TableLayout:
 
     def shards(self, g: int) -> tuple[int, int]:
         """(S', c') of a group: ranks that share it and this rank's number among them."""
-        cp = self.context_parallel
-        return (cp.size, cp.rank) if self.groups[g].dcp_sharded else (1, 0)
+        return self.context_parallel.shards(self.groups[g])
 
     def describe(self, g: int) -> str:
         """A group as errors name it: its number and, when given, its name."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fused_slots import env
-
 TILE = 128
 """Tokens of a program of the by-token mapping."""
 
@@ -176,11 +174,6 @@ def reason(tokens: TokenPlan, tile: int, max_query_len: int | None = None) -> st
         how = "computed, all queries being as long" if equal else "searched where it is not guessed"
         said += f"; each token's request is {how}"
     return said
-
-
-def by_request_chosen() -> bool:
-    """Whether FUSED_SLOTS_PLAN asks for the base case."""
-    return env.PLAN.read() == "by_request"
 
 
 def gather_helpers(widest: int, num_rows: int, num_groups: int) -> int:

@@ -16,11 +16,16 @@ from fused_slots.faults import (
     INT32_MAX,
     BlockIdError,
     BlockTableError,
-    ConfigurationError,
     InvalidArgumentError,
     require_int,
 )
-from fused_slots.groups import PAD_SLOT_ID, ContextParallel, KVCacheGroup, check_shard
+from fused_slots.groups import (
+    PAD_SLOT_ID,
+    ContextParallel,
+    KVCacheGroup,
+    check_shard,
+    require_context_parallel,
+)
 
 Integers = Sequence[int] | npt.NDArray[np.integer]
 
@@ -62,7 +67,9 @@ def slots_of(
         raise BlockIdError("block_ids", expected="one block: a ring", actual=f"{len(ids)} blocks")
     if not group.maps_slots:
         return np.full(len(tokens), PAD_SLOT_ID, np.int64)
-    size, rank, interleave = _shard(group, context_parallel)
+    interleave = require_context_parallel(context_parallel).interleave
+    check_shard(group, context_parallel, f"the group ({group.name})" if group.name else "the group")
+    size, rank = context_parallel.shards(group)
     if not group.kind.is_paged:
         block, offset = group.kind.locate(tokens, group.block_size)
         mapped = tokens >= 0
@@ -98,20 +105,6 @@ def kernel_block_ids(block_ids: Integers, columns_per_block: int) -> npt.NDArray
     n = require_int("columns_per_block", columns_per_block, minimum=1)
     first = _block_ids(block_ids, n) * n
     return (first[:, None] + np.arange(n)).reshape(-1).astype(np.int32)
-
-
-def _shard(group: KVCacheGroup, context_parallel: ContextParallel) -> tuple[int, int, int]:
-    """Ranks that share the group, this rank's number among them, and the interleave."""
-    if not isinstance(context_parallel, ContextParallel):
-        raise ConfigurationError(
-            "context_parallel",
-            expected="a fused_slots.ContextParallel",
-            actual=repr(context_parallel),
-        )
-    check_shard(group, context_parallel, f"the group ({group.name})" if group.name else "the group")
-    if not group.dcp_sharded:
-        return 1, 0, context_parallel.interleave
-    return context_parallel.size, context_parallel.rank, context_parallel.interleave
 
 
 def _block_ids(block_ids: Integers, columns_per_block: int) -> npt.NDArray[np.int64]:

@@ -55,8 +55,7 @@ class RowOperations(BaseTables):
                 arithmetic of the device; as before then.
             InvalidArgumentError: writes are staged; apply them first.
         """
-        if self._waiting:
-            self._carry_out()
+        self._carry_out()
         if self._rows.pending:
             raise InvalidArgumentError(
                 "resize_pools",

@@ -170,8 +170,8 @@ _HOST = [
     ("drop the place within a stripe", CPU, "stripe * interleave + within", "stripe * interleave"),
     (
         "replicated groups are sharded",
-        LAYOUT,
-        "if self.groups[g].dcp_sharded else (1, 0)",
+        GROUPS,
+        "if group.dcp_sharded else (1, 0)",
         "if True else (1, 0)",
     ),
     (

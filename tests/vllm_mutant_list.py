@@ -23,7 +23,7 @@ V1_MUTANTS = [
         " and len(groups) == layout.num_groups",
         "",
     ),
-    ("a bool is a row", STORAGE, " and not isinstance(row, bool)", ""),
+    ("a bool is a row", STORAGE, "if type(row) is int and", "if isinstance(row, int) and"),
     ("ids beyond the pool", STORAGE, "max(group_ids) <= layout.max_block_ids[g]", "True"),
     ("negative ids", STORAGE, "min(group_ids) >= 0 and ", ""),
     ("rows over capacity", STORAGE, "if ids and end > layout.widths[g]:", "if False:"),

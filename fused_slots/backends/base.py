@@ -127,8 +127,8 @@ class Backend(ABC):
         num_groups, num_rows = layout.num_groups, layout.max_num_reqs
         self.arena = self.allocate((layout.arena_size,), torch.int32, 0)
         self.input_arena = self.allocate((layout.arena_size,), torch.int32, 0)
-        self.tables = self._table_views(self.arena)
-        self.input_tables = self._table_views(self.input_arena)
+        self.tables = self.table_views(self.arena)
+        self.input_tables = self.table_views(self.input_arena)
         self.num_columns = self.allocate((num_groups, num_rows), torch.int32, 0)
         slots = (num_groups, layout.max_num_batched_tokens)
         self.slot_mappings = self.allocate(slots, layout.slot_dtype, PAD_SLOT_ID)
@@ -225,7 +225,8 @@ class Backend(ABC):
     def refuse_capture(self, operation: str) -> None:
         """Raise if the calling stream is being captured into a graph."""
 
-    def _table_views(self, arena: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def table_views(self, arena: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Each group's table in an arena."""
         rows = self.layout.max_num_reqs
         return tuple(
             arena[offset : offset + rows * width].view(rows, width)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fused_slots import plan
+from fused_slots import env, plan
 from fused_slots.backends.base import Step
 from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
@@ -50,7 +50,7 @@ class GpuBackend(DeviceBackend):
 
             size = 1 + FAULT_DETAILS * DETAIL_WIDTH.value
             self._details = self.allocate((size,), torch.int64, 0)
-        self._by_request = plan.by_request_chosen()
+        self._by_request = env.PLAN.read() == "by_request"
         self._map_tile = plan.REQUEST_TILE if self._by_request else plan.TILE
         # The variants that the assembler would spill registers in otherwise.
         heavy = checked or not self._powers_of_two
@@ -80,11 +80,7 @@ class GpuBackend(DeviceBackend):
         """Arguments of the kernels that are the same in every launch."""
 
     def map_slots(self, step: Step) -> None:
-        idx_mapping, query_start_loc, positions = (
-            step.idx_mapping,
-            step.query_start_loc,
-            step.positions,
-        )
+        idx_mapping, query_start_loc, positions = step[:3]
         assert idx_mapping is not None
         assert query_start_loc is not None
         assert positions is not None

@@ -73,8 +73,8 @@ def plain_write(
         InvalidArgumentError, BlockIdError, RowCapacityError: as `HostRows.write`.
     """
     row = check_row(layout, req_index)
-    _check_lists(layout, f"new_block_ids of request row {row}", new_block_ids, "lists")
-    _check_lists(layout, f"first_blocks of request row {row}", first_blocks, "numbers")
+    check_lists(layout, f"new_block_ids of request row {row}", new_block_ids, "lists")
+    check_lists(layout, f"first_blocks of request row {row}", first_blocks, "numbers")
     begins, lists = [], []
     for g, (first, group_ids) in enumerate(zip(first_blocks, new_block_ids, strict=True)):
         n = layout.groups[g].columns_per_block
@@ -93,7 +93,7 @@ def plain_write(
     return row, begins, lists
 
 
-def check_row(layout: TableLayout, req_index: int) -> int:
+def check_row(layout: TableLayout, req_index: int, argument: str = "req_index") -> int:
     """A request's row as a Python int.
 
     Raises:
@@ -101,7 +101,7 @@ def check_row(layout: TableLayout, req_index: int) -> int:
     """
     if not _is_int(req_index) or not 0 <= req_index < layout.max_num_reqs:
         raise InvalidArgumentError(
-            "req_index",
+            argument,
             expected=f"a row in [0, {layout.max_num_reqs})",
             actual=repr(req_index),
             hint="max_num_reqs sets the number of rows",
@@ -123,7 +123,7 @@ def check_request(
     check_row(layout, req_index)
     if not isinstance(overwrite, (bool, np.bool_)):
         raise InvalidArgumentError("overwrite", expected="True or False", actual=repr(overwrite))
-    _check_lists(layout, f"new_block_ids of request row {req_index}", new_block_ids, "lists")
+    check_lists(layout, f"new_block_ids of request row {req_index}", new_block_ids, "lists")
 
 
 def plain_ids(layout: TableLayout, req_index: int, g: int, group_ids: Sequence[int]) -> list[int]:
@@ -183,7 +183,12 @@ def raise_over_capacity(
     )
 
 
-def _check_lists(layout: TableLayout, argument: str, values: Sequence[object], what: str) -> None:
+def check_lists(layout: TableLayout, argument: str, values: Sequence[object], what: str) -> None:
+    """Check that these are as many as there are groups.
+
+    Raises:
+        InvalidArgumentError: they are no list, or more or fewer.
+    """
     is_list = _is_list(values)
     if not is_list or len(values) != layout.num_groups:
         raise InvalidArgumentError(
@@ -199,6 +204,8 @@ def _is_int(value: object) -> bool:
 
 def _is_list(values: object) -> bool:
     """Whether these can be ids in an order of their own."""
+    if type(values) in (list, tuple):  # the abstract class takes longer to ask
+        return True
     if isinstance(values, np.ndarray):
         return values.ndim > 0
     is_text = isinstance(values, (str, bytes, bytearray, memoryview))

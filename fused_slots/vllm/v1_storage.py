@@ -19,7 +19,7 @@ from fused_slots.arguments import check_count
 from fused_slots.block_tables import AscendBlockTables
 from fused_slots.faults import InvalidArgumentError
 from fused_slots.groups import PAD_SLOT_ID, SlotMappingMode
-from fused_slots.host.block_ids import plain_ids, raise_over_capacity
+from fused_slots.host.block_ids import check_lists, check_row, plain_ids, raise_over_capacity
 from fused_slots.threads import guard_threads
 
 _INTS = frozenset({int})
@@ -82,12 +82,7 @@ class Storage:
         )
         self._mirror, self._arena = mirror, backend.arena
         rows = layout.max_num_reqs
-        self.tables = [
-            HostDeviceBuffer(mirror[offset : offset + rows * width].view(rows, width), table)
-            for offset, width, table in zip(
-                layout.offsets, layout.widths, backend.tables, strict=False
-            )
-        ]
+        self.tables = list(map(HostDeviceBuffer, backend.table_views(mirror), backend.tables))
         self.slots = [
             HostDeviceBuffer(
                 row if self.on_host else torch.full_like(row, PAD_SLOT_ID, device="cpu"), row
@@ -147,13 +142,7 @@ class Storage:
         """
         groups = range(len(self.tables))
         row = self._check_row("row_idx", row, groups)
-        is_list = hasattr(block_ids, "__len__") and not isinstance(block_ids, (str, bytes))
-        if not is_list or len(block_ids) != len(self.tables):
-            raise InvalidArgumentError(
-                f"block_ids of row {row}",
-                expected=f"{len(self.tables)} lists, one per KV cache group",
-                actual=str(len(block_ids)) if is_list else type(block_ids).__name__,
-            )
+        check_lists(self.manager.layout, f"block_ids of row {row}", block_ids, "lists")
         self._write(row, groups, block_ids, overwrite)
 
     def write_group_row(self, g: int, row: int, block_ids: BlockIds, overwrite: bool) -> None:
@@ -272,17 +261,11 @@ class Storage:
         slots[:, :num_tokens].masked_fill_(replayed & self._cacheable, PAD_SLOT_ID)
 
     def _check_row(self, argument: str, row: int, groups: Sequence[int]) -> int:
-        limit = self.manager.max_num_reqs
-        is_row = isinstance(row, (int, np.integer)) and not isinstance(row, bool)
-        if not is_row or not 0 <= row < limit:
-            of_group = f" of {self.manager.layout.describe(groups[0])}" if len(groups) == 1 else ""
-            raise InvalidArgumentError(
-                argument + of_group,
-                expected=f"a row in [0, {limit})",
-                actual=repr(row),
-                hint="max_num_reqs sets the number of rows",
-            )
-        return int(row)
+        layout = self.manager.layout
+        if type(row) is int and 0 <= row < layout.max_num_reqs:
+            return row
+        of_group = f" of {layout.describe(groups[0])}" if len(groups) == 1 else ""
+        return check_row(layout, row, argument + of_group)
 
     def _commit_lengths(self, num_reqs: int, groups: Sequence[int]) -> None:
         new = self.lengths[groups, :num_reqs]
