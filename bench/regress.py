@@ -207,6 +207,8 @@ def main() -> int:
     slower = [name for name, result in results.items() if result["slower"]]
     said = f"{len(results)} benchmarks, {len(slower)} slower than {report['base']}"
     print(f"{said}; both stage in {report['half']}")
+    if slower:
+        print(f"slower: {', '.join(name.removeprefix('bench_') for name in slower)}")
     for path in [options.json] * bool(options.json) + [kept_as(report)] * options.history:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=1) + "\n")

@@ -37,7 +37,7 @@ class Variable:
             return value or self.default
         value = value.lower() or self.default
         if value not in self.choices and not (self.number and value.isdecimal()):
-            known = [*filter(None, self.choices), *(["a number"] if self.number else [])]
+            known = [*filter(None, self.choices), *(["a whole number"] if self.number else [])]
             raise ConfigurationError(self.name, expected=" or ".join(known), actual=repr(value))
         return value
 

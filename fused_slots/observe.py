@@ -54,23 +54,32 @@ def observe(tables: BetweenSteps) -> None:
                 setattr(backend, name, _in_range(getattr(backend, name), name))
     seconds = int(env.METRICS.read())
     if seconds:
-        publish = _publisher(tables)
+        publish = _publisher()
         if publish is not None:
-            published = _publish_every(seconds, publish)
+            published = _every(seconds, lambda: _update(tables, publish))
             for name in CALLS:
                 setattr(backend, name, _behind(published, getattr(backend, name)))
+            _at_exit(tables, lambda last: _update(last, publish))
 
 
 def say_at_exit(tables: BetweenSteps) -> None:
     """Log what these tables have done when the process ends, should they still be there."""
+
+    def say(last: BetweenSteps) -> None:
+        logger.info("fused_slots: rank %d: %s", process_rank(), last.stats())
+
+    _at_exit(tables, say)
+
+
+def _at_exit(tables: BetweenSteps, tell: Callable[[BetweenSteps], None]) -> None:
     alive = weakref.ref(tables)
 
-    def say() -> None:
+    def tell_if_alive() -> None:
         found = alive()
         if found is not None:
-            logger.info("fused_slots: rank %d: %s", process_rank(), found.stats())
+            tell(found)
 
-    Finalize(None, say, exitpriority=0)  # of a process's children too, unlike atexit
+    Finalize(None, tell_if_alive, exitpriority=0)  # of a process's children too, unlike atexit
 
 
 def process_rank() -> int:
@@ -95,19 +104,23 @@ def _in_range(call: Callable[..., None], name: str) -> Callable[..., None]:
     return ranged
 
 
-def _publish_every(seconds: int, publish: Callable[[], None]) -> Callable[[], None]:
+def _update(tables: BetweenSteps, publish: Callable[[Stats], None]) -> None:
+    try:
+        publish(tables.stats())
+    except Exception as error:  # metrics must not stop an engine
+        logger.warning("No metrics: %s: %s", type(error).__name__, error)
+
+
+def _every(seconds: int, call: Callable[[], None]) -> Callable[[], None]:
     due = time.monotonic()
 
-    def published() -> None:
+    def called() -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + seconds
-            try:
-                publish()
-            except Exception as error:  # metrics must not stop an engine
-                logger.warning("No metrics: %s: %s", type(error).__name__, error)
+            call()
 
-    return published
+    return called
 
 
 def _behind(first: Callable[[], None], call: Callable[..., None]) -> Callable[..., None]:
@@ -118,7 +131,7 @@ def _behind(first: Callable[[], None], call: Callable[..., None]) -> Callable[..
     return both
 
 
-def _publisher(tables: BetweenSteps) -> Callable[[], None] | None:
+def _publisher() -> Callable[[Stats], None] | None:
     """What publishes a manager's counts; None = nothing is there to publish to, which is logged."""
     global _num_managers
     number, _num_managers = _num_managers, _num_managers + 1
@@ -127,12 +140,12 @@ def _publisher(tables: BetweenSteps) -> Callable[[], None] | None:
             logger.warning("No metrics: PROMETHEUS_MULTIPROC_DIR is set, no prometheus_client")
             return None
         last: dict[tuple[str, ...], int] = {}
-        return lambda: _count(tables.stats(), number, last)
+        return lambda stats: _count(stats, number, last)
     folder = env.METRICS_DIR.read()
     if not Path(folder or "\0").is_dir():
         logger.warning("No metrics: %s is no folder: %r", env.METRICS_DIR.name, folder)
         return None
-    return lambda: _write(tables.stats(), number, Path(folder))
+    return lambda stats: _write(stats, number, Path(folder))
 
 
 def _values(stats: Stats) -> Iterator[tuple[str, dict[str, str], int]]:

@@ -63,7 +63,7 @@ def test_settings_list_every_environment_variable() -> None:
                     variable.choices, key=lambda choice: choice != variable.default
                 )
             )
-            + ", a number" * variable.number
+            + ", a whole number" * variable.number
             + f", {variable.text}" * bool(variable.text),
             variable.meaning,
         )

@@ -139,6 +139,24 @@ def test_the_last_line_of_a_process_says_what_its_tables_did() -> None:
     assert child.startswith("INFO:fused_slots:fused_slots: rank 0: 1 steps, 1 launches, 0 appends")
 
 
+def test_the_metrics_of_a_process_that_has_ended_are_its_last(tmp_path: Path) -> None:
+    script = (
+        "from tests.test_observe import build, one_step\n"
+        "tables = build()\n"
+        "one_step(tables), one_step(tables)\n"
+    )
+    environment = {
+        **os.environ,
+        "PROMETHEUS_MULTIPROC_DIR": "",
+        "RANK": "0",
+        "FUSED_SLOTS_METRICS": "1000",
+        "FUSED_SLOTS_METRICS_DIR": str(tmp_path),
+    }
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, check=True)
+    (path,) = tmp_path.iterdir()
+    assert 'fused_slots_steps_total{rank="0",manager="0"} 2' in path.read_text().splitlines()
+
+
 def test_records_go_through_anothers_handlers_once() -> None:
     script = (
         "import logging\n"

@@ -29,6 +29,7 @@ def run_report(args: argparse.Namespace) -> Result:
     page = build_report(
         schedule,
         findings,
+        of_calls=job.ranks[0].settings is not None,
         around=args.around,
         context_parallel=context_parallel,
         all_ranks=all_ranks,

@@ -72,6 +72,7 @@ def build_report(
     schedule: Schedule,
     findings: KeptFindings,
     *,
+    of_calls: bool = False,
     around: int | None = None,
     context_parallel: ContextParallel = ContextParallel(),  # noqa: B008 - frozen, no state
     all_ranks: bool = False,
@@ -82,6 +83,7 @@ def build_report(
     Args:
         schedule: the recording.
         findings: what `ScheduleCheck` found in it.
+        of_calls: the recording is of a manager's calls, where no KV manager is known.
         around: the step to keep where not all steps fit; None = the first finding's, or the last.
         context_parallel: the rank whose slots the page derives.
         all_ranks: derive the slots of each token's owner; the tables are those of that rank.
@@ -117,7 +119,7 @@ def build_report(
         "verdict_class": "bad" if count else "good",
         "facts": _facts(schedule, context_parallel, all_ranks),
         "left_out": left_out,
-        "findings": _findings(findings),
+        "findings": _findings(findings, of_calls),
         "about": _about(schedule),
         "data": _json(_data(part, findings, first, rows_before, ranks)),
         "arrays": _packed(part),
@@ -221,11 +223,16 @@ def _facts(schedule: Schedule, ranks: ContextParallel, all_ranks: bool) -> str:
     return " &middot; ".join(facts)
 
 
-def _findings(findings: KeptFindings) -> str:
+def _findings(findings: KeptFindings, of_calls: bool) -> str:
     if not findings.count:
+        agree = "rows and KV manager agree in every step, " * (not of_calls)
+        unknown = (
+            " Rows are as the engine appended them: a recording of a manager does not know what "
+            "the engine's allocator meant."
+        )
         return (
-            "<p>None: rows and KV manager agree in every step, every token has a block, and no "
-            "block has two owners but those that share a prefix.</p>"
+            f"<p>None: {agree}every token has a block, and no block has two owners but those that "
+            f"share a prefix.{unknown * of_calls}</p>"
         )
     rows = "".join(
         f'<tr><td><a class="step" href="#step={finding.step}" data-step="{finding.step}">'

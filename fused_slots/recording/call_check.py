@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fused_slots.groups import ContextParallel
+from fused_slots.groups import NULL_BLOCK_ID, ContextParallel
 from fused_slots.recording.arrays import Int64Array, describe
-from fused_slots.recording.check import Finding, FindingKind, held_twice
+from fused_slots.recording.check import Finding, FindingKind, at_two_columns, held_twice
 from fused_slots.recording.oracles import FAULTS
 from fused_slots.recording.schedule import Schedule
 from fused_slots.recording.steps import Call, ScheduleStep
@@ -32,8 +32,8 @@ class CallCheck:
     - Tokens that the device padded as a fault (drafts and replays of graphs are counted alone:
       engines capture them over empty rows).
     - Slots, outside of rings and of block 0, that two tokens of one call write.
-    - Blocks that two rows of a batch hold in a group that is not prefix-cacheable, those below
-      their windows apart.
+    - Blocks that two rows of a batch hold in a group that is not prefix-cacheable, or that stand in
+      two columns of one that is, those below their windows apart.
 
     Args:
         schedule: a recording with `settings`.
@@ -94,9 +94,13 @@ class CallCheck:
                 if len(held) and call.has_computed and group.sliding_window_reach:
                     computed = int(step.num_computed_tokens[row]) - group.sliding_window_reach
                     first = max(computed, 0) // group.block_size
-                readable = held[first if self._ranks.size == 1 else 0 :]
-                held_now.append(readable[readable != null] if null else readable)
+                readable = np.where(held == null, NULL_BLOCK_ID, held) if null else held.copy()
+                readable[: first if self._ranks.size == 1 else 0] = NULL_BLOCK_ID
+                held_now.append(readable)
             yield from held_twice(groups, index, g, step.idx_mapping, held_now)
+            # Elsewhere a row may still list, unknown to us, what fell out of a window.
+            if call.has_computed and self._ranks.size == 1:
+                yield from at_two_columns(groups, index, g, step.idx_mapping, held_now)
 
     def _check_tokens(self, index: int, step: ScheduleStep, call: Call) -> Iterator[Finding]:
         schedule, starts = self._schedule, step.query_start_loc.tolist()

@@ -55,6 +55,10 @@ class FindingKind(Enum):
         "or two groups of one pool hold it. (A prefix that requests share through the prefix cache "
         "is no finding.)"
     )
+    TWO_COLUMNS = (
+        "A block holds the tokens of one place in a text, so requests share it in one column or "
+        "not at all: a wrong id was appended, or a block was handed out while somebody held it."
+    )
 
 
 class Finding(str):
@@ -105,7 +109,7 @@ class ScheduleCheck:
       block, and no block is written for two requests, or in two groups, of one step (all groups
       share the pool). A state group writes the column of its last token.
     - No block is held by two requests of one step in a group that is not prefix-cacheable, or in
-      two groups.
+      two groups; and none is in two columns.
 
     Args:
         schedule: what is checked.
@@ -207,6 +211,7 @@ class ScheduleCheck:
         groups, held_in = self._schedule.groups, dict[int, int]()
         for g, blocks_of in enumerate(step.expected_blocks):
             yield from held_twice(groups, index, g, step.idx_mapping, blocks_of)
+            yield from at_two_columns(groups, index, g, step.idx_mapping, blocks_of)
             blocks = np.concatenate([*blocks_of, np.zeros(0, np.int32)])
             blocks = blocks[blocks != NULL_BLOCK_ID]
             for block in np.unique(blocks).tolist():
@@ -248,3 +253,27 @@ def held_twice(
             f"row {row} and by row {pairs[place + 1, 1]}"
         )
         yield Finding(FindingKind.HELD_TWICE, index, text, row=row, group=g, block=block)
+
+
+def at_two_columns(
+    groups: Sequence[KVCacheGroup],
+    index: int,
+    g: int,
+    rows: AnyIntArray,
+    blocks_of: Sequence[Int32Array],
+) -> Iterator[Finding]:
+    """Blocks that rows of step `index` hold in two columns, in a group that shares prefixes."""
+    if not (groups[g].prefix_cacheable and groups[g].kind.is_paged):
+        return
+    lengths = [len(held) for held in blocks_of]
+    blocks = np.concatenate([*blocks_of, np.zeros(0, np.int64)]).astype(np.int64)
+    columns = np.concatenate([*map(np.arange, lengths), np.zeros(0, np.int64)])
+    keys, places = np.unique(blocks << 32 | columns, return_index=True)
+    places = places[keys >> 32 != NULL_BLOCK_ID]
+    holders = np.repeat(rows, lengths)
+    for twice in np.flatnonzero(blocks[places[1:]] == blocks[places[:-1]]).tolist():
+        pair = places[twice : twice + 2].tolist()
+        where = " and ".join(f"column {columns[at]} of row {holders[at]}" for at in pair)
+        block, row = int(blocks[pair[0]]), int(holders[pair[1]])
+        text = f"block {block} of {describe(groups, g)} is in {where}"
+        yield Finding(FindingKind.TWO_COLUMNS, index, text, row=row, group=g, block=block)

@@ -65,6 +65,13 @@ def ring_of_two_requests(steps: list[ScheduleStep]) -> list[ScheduleStep]:
     return [steps[0], replace(with_truth(steps[1], 3, 0, [5]), appends=appends, **quiet)]
 
 
+def block_in_two_columns(steps: list[ScheduleStep]) -> list[ScheduleStep]:
+    """The hit is in column 0 of one request and was appended to another as its column 1."""
+    first, other = steps[1].appends
+    appends = (replace(first, block_ids=([1], *first.block_ids[1:])), other)
+    return [steps[0], replace(with_truth(steps[1], 0, 1, [1, 1]), appends=appends)]
+
+
 def block_of_two_groups(steps: list[ScheduleStep]) -> list[ScheduleStep]:
     """Group 1 holds block 1 below its window, which group 0 has."""
     first, other = steps[1].appends
@@ -89,6 +96,10 @@ def block_of_two_groups(steps: list[ScheduleStep]) -> list[ScheduleStep]:
             ring_of_two_requests,
             "step 1: block 5 of group 3 (ring), which shares none, is held by row 0 and by row 2",
         ),
+        (
+            block_in_two_columns,
+            "step 1: block 1 of group 0 (full) is in column 0 of row 0 and column 1 of row 2",
+        ),
         (block_of_two_groups, "step 1: block 1 is held in group 0 (full) and in group 1 (sliding)"),
     ],
 )
@@ -104,6 +115,7 @@ def test_fault_is_found(spoil: Spoil, finding: str) -> None:
         (other_block, (FindingKind.OTHER_BLOCK, 2, 0, 0, 1, -1)),
         (block_of_two_requests, (FindingKind.WRITTEN_TWICE, 1, 2, 0, 1, 6)),
         (ring_of_two_requests, (FindingKind.HELD_TWICE, 1, 0, 3, -1, 5)),
+        (block_in_two_columns, (FindingKind.TWO_COLUMNS, 1, 2, 0, -1, 1)),
         (block_of_two_groups, (FindingKind.HELD_TWICE, 1, -1, 1, -1, 1)),
     ],
 )
