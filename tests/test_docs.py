@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,28 @@ def test_commands_parse_and_make_targets_exist(page: Path) -> None:
                 build_parser().parse_args(words[1:])
             elif words[:1] == ["make"]:
                 assert words[1] in targets, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_targets_modules_and_scripts_that_a_sentence_names_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    prose = re.sub(r"^( *)```.*?^\1```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for code in re.findall(r"`([^`]+)`", prose):
+        for target in re.findall(r"\bmake ([a-z][\w-]*)", code):
+            assert target in targets, code
+        for module in re.findall(r"python3? -m ((?:bench|tests)[\w.]*)", code):
+            path = ROOT / module.replace(".", "/")
+            assert path.with_suffix(".py").exists() or (path / "__main__.py").exists(), code
+        for script in re.findall(r"python3? ([\w/]+\.py)", code):
+            assert (ROOT / script).exists(), code
+
+
+def test_pictures_are_what_their_script_draws(tmp_path: Path) -> None:
+    folder = ROOT / "docs" / "pictures"
+    shutil.copy(folder / "concepts.py", tmp_path)
+    runpy.run_path(str(tmp_path / "concepts.py"), run_name="__main__")
+    drawn = {path.name: path.read_text() for path in tmp_path.glob("*.svg")}
+    assert drawn == {path.name: path.read_text() for path in folder.glob("concepts_*.svg")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
