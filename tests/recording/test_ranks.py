@@ -476,6 +476,7 @@ class Told(Rank):
 
 serve(Told(rank, size), 40)
 dist.barrier()
+dist.destroy_process_group()
 """
 
 
