@@ -20,7 +20,8 @@ def run(folder: Path) -> None:
     try:
         runpy.run_path(str(folder / "engine.py"), run_name="__main__")
     finally:
-        sys.modules.pop("toy", None)
+        for name in ("toy", "blocks"):
+            sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -33,9 +34,10 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def edit(folder: Path, old: str, new: str) -> None:
-    text = (folder / "engine.py").read_text()
-    assert text.count(old) == 1
-    (folder / "engine.py").write_text(text.replace(old, new))
+    texts = {path: path.read_text() for path in folder.glob("*.py")}
+    (path,) = [path for path, text in texts.items() if old in text]
+    assert texts[path].count(old) == 1
+    path.write_text(texts[path].replace(old, new))
 
 
 def test_it_says_what_the_page_shows(engine: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,21 +59,44 @@ def test_a_block_that_is_freed_too_early_is_found_as_the_page_shows(engine: Path
         run(engine)
 
 
-def test_the_recording_of_the_broken_engine_shows_what_the_page_says(
-    engine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def recorded(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An engine that checks nothing and is recorded as the page says."""
     monkeypatch.chdir(engine)
-    edit(engine, "request.computed - (WINDOW - 1)", "request.computed - 1")
     edit(engine, "        check(", "        (")
     made, asked = "engine = Engine(device)\n", "    for prompt, request in"
     start, save = re.findall(r"^engine\.tables\..*$", PAGE, re.MULTILINE)
     edit(engine, made, f"{made}    {start}\n")
     edit(engine, asked, f"    {save}\n{asked}")
+    return engine
+
+
+def test_the_recording_of_the_broken_engine_shows_what_the_page_says(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    edit(recorded, "request.computed - (WINDOW - 1)", "request.computed - 1")
     with pytest.raises(AssertionError, match="not what the model says"):
-        run(engine)
+        run(recorded)
     assert main(["check", "broken.npz.xz"]) == 1
     assert f"$ fused-slots check broken.npz.xz\n{capsys.readouterr().out}```" in PAGE
     assert main(["report", "broken.npz.xz", "-o", "page.html"]) == 1
+
+
+def test_a_wrong_block_id_is_found_in_the_recording(
+    recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (wrong,) = re.findall(r"`(\[\[block .*?)` in the place of `\[\*new, \[\]\]`", PAGE)
+    edit(recorded, "[*new, []]", wrong)
+    with pytest.raises(AssertionError, match="not what the model says"):
+        run(recorded)
+    assert main(["check", "broken.npz.xz"]) == 1
+    first = capsys.readouterr().out.splitlines()[4]
+    assert f"```text\n{first}\n```" in PAGE
+
+
+def test_the_recording_of_the_engine_as_it_is_has_no_finding(recorded: Path) -> None:
+    run(recorded)
+    assert main(["check", "broken.npz.xz"]) == 0
 
 
 @pytest.mark.parametrize(
