@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fused_slots.backends.base import Step
 from fused_slots.faults import InvalidArgumentError
 from fused_slots.layout import TableLayout
 
@@ -137,21 +138,15 @@ def check_gather(
     return check_count("num_reqs_padded", num_reqs_padded, num_reqs, limit, setting)
 
 
-def check_tokens(
-    device: torch.device,
-    num_reqs: int,
-    query_start_loc: torch.Tensor | None,
-    positions: torch.Tensor | None,
-    replay_start: torch.Tensor | None,
-    replay_len: torch.Tensor | None,
-) -> None:
+def check_tokens(device: torch.device, num_reqs: int, step: Step) -> None:
     """Check the tokens of `num_reqs` batch entries without looking at contents.
 
     Raises:
         InvalidArgumentError: a tensor has the wrong shape, dtype, layout or device.
     """
-    check_vector("query_start_loc", query_start_loc, _INT32, device, num_reqs + 1)
-    check_vector("positions", positions, _INT64, device)
+    check_vector("query_start_loc", step.query_start_loc, _INT32, device, num_reqs + 1)
+    check_vector("positions", step.positions, _INT64, device)
+    replay_start, replay_len = step.replay_start, step.replay_len
     if replay_start is not None:
         check_vector("replay_start", replay_start, _INT32, device, num_reqs)
     if replay_len is None:
@@ -165,20 +160,16 @@ def check_tokens(
     check_vector("replay_len", replay_len, _INT32, device, num_reqs)
 
 
-def check_host_visible_batch(
-    query_start_loc: torch.Tensor | None,
-    num_reqs: int,
-    num_positions: int,
-    capacity: int,
-    num_tokens_padded: int,
-) -> None:
+def check_host_visible_batch(num_reqs: int, step: Step, capacity: int) -> None:
     """Check the contents of query_start_loc where the host can read them.
 
     Raises:
         InvalidArgumentError: it does not start at 0, decreases, or names more tokens than there
             are positions, room for, or columns in the view that is returned.
     """
+    query_start_loc, positions = step.query_start_loc, step.positions
     assert query_start_loc is not None
+    assert positions is not None
     starts = query_start_loc.numpy()[: num_reqs + 1]
     if starts[0] != 0:
         raise InvalidArgumentError(
@@ -192,11 +183,11 @@ def check_host_visible_batch(
             actual=f"{starts[b]} then {starts[b + 1]} at batch entry {b}",
         )
     num_tokens = int(starts[num_reqs])
-    if num_tokens > num_positions:
+    if num_tokens > positions.numel():
         raise InvalidArgumentError(
             "positions",
             expected=f"at least {num_tokens} entries (query_start_loc[{num_reqs}])",
-            actual=str(num_positions),
+            actual=str(positions.numel()),
         )
     if num_tokens > capacity:
         raise InvalidArgumentError(
@@ -205,11 +196,11 @@ def check_host_visible_batch(
             actual=str(num_tokens),
             hint="max_num_batched_tokens (or the width of out) is the capacity",
         )
-    if num_tokens > num_tokens_padded:
+    if num_tokens > step.num_tokens_padded:
         raise InvalidArgumentError(
             "num_tokens_padded",
             expected=f"at least {num_tokens}, the tokens of the batch "
             f"(query_start_loc[{num_reqs}])",
-            actual=str(num_tokens_padded),
+            actual=str(step.num_tokens_padded),
             hint="The view that is returned has so many columns, and each token needs one",
         )

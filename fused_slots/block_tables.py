@@ -370,12 +370,6 @@ class AscendBlockTables(RowOperations, BetweenSteps):
 
     def _check_tokens(self, num_reqs: int, step: Step, capacity: int) -> None:
         """Check what a step says about tokens, as far as the host sees it."""
-        starts, positions = step.query_start_loc, step.positions
-        arguments.check_tokens(
-            self.device, num_reqs, starts, positions, step.replay_start, step.replay_len
-        )
+        arguments.check_tokens(self.device, num_reqs, step)
         if self._backend.reads_tensors_on_host:
-            num_positions = 0 if positions is None else positions.shape[0]
-            arguments.check_host_visible_batch(
-                starts, num_reqs, num_positions, capacity, step.num_tokens_padded
-            )
+            arguments.check_host_visible_batch(num_reqs, step, capacity)

@@ -70,8 +70,7 @@ class FaultTotals:
 
     def read(self) -> list[Fault]:
         """One record per code and group; during a graph capture those that were read last."""
-        is_capturing = getattr(self._backend, "is_capturing", None)
-        if is_capturing is None or not is_capturing():
+        if not self._backend.is_capturing():
             if self._reader is None:
                 self._reader = self._backend.fault_reader()
             self._reader.start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fused_slots.vllm.releases import Contract, Methods
+from fused_slots.vllm.releases.contract import Contract, Methods
 from fused_slots.vllm.releases.vllm import VLLM_0_33
 
 V2 = "vllm.v1.worker.gpu.block_table"

@@ -14,6 +14,7 @@ from fused_slots.arguments import (
     check_host_visible_batch,
     check_vector,
 )
+from fused_slots.backends.base import Step
 from fused_slots.faults import InvalidArgumentError, require_bool, require_int
 from fused_slots.outputs import check_matrix, check_slots_out
 
@@ -140,12 +141,18 @@ def test_int32_out_that_misses_one_slot_is_refused() -> None:
 
 def test_batch_contents() -> None:
     starts = torch.tensor([0, 2, 2, 5, 4, 99], dtype=torch.int32)
-    check_host_visible_batch(starts, 3, 5, 5, 5)
-    check_host_visible_batch(starts, 0, 0, 5, 0)
+
+    def check(num_reqs: int, num_positions: int, capacity: int, padded: int) -> None:
+        positions = torch.zeros(num_positions, dtype=torch.int64)
+        step = Step(None, starts, positions, num_tokens_padded=padded)
+        check_host_visible_batch(num_reqs, step, capacity)
+
+    check(3, 5, 5, 5)
+    check(0, 0, 5, 0)
     for num_reqs, num_positions, capacity, message in (
         (4, 5, 5, "5 then 4 at batch entry 3"),
         (3, 4, 5, r"at least 5 entries \(query_start_loc\[3\]\); got 4"),
         (3, 5, 4, "at most 4 tokens; got 5"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):
-            check_host_visible_batch(starts, num_reqs, num_positions, capacity, capacity)
+            check(num_reqs, num_positions, capacity, capacity)

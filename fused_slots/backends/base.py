@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fused_slots.faults import Fault
+from fused_slots.faults import Fault, InvalidArgumentError
 from fused_slots.groups import PAD_SLOT_ID
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
@@ -221,9 +221,24 @@ class Backend(ABC):
                 self.tables[g].masked_fill_(past_end, 0)
         self.invalidate_gathered()
 
-    @abstractmethod
+    def is_capturing(self) -> bool:
+        """Whether the calling stream is being captured into a graph."""
+        return False
+
     def refuse_capture(self, operation: str) -> None:
-        """Raise if the calling stream is being captured into a graph."""
+        """Refuse what may not be in a graph.
+
+        Raises:
+            InvalidArgumentError: the calling stream is being captured into one.
+        """
+        if self.is_capturing():
+            raise InvalidArgumentError(
+                operation,
+                expected="no graph capture on this stream",
+                actual="a capture in progress",
+                hint="Apply staged writes and call warmup() before the capture; graphs may hold "
+                "compute_slot_mappings and map_tokens",
+            )
 
     def table_views(self, arena: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Each group's table in an arena."""

@@ -27,7 +27,7 @@ from fused_slots.backends.descriptor import (
 )
 from fused_slots.backends.launch import Launch, Launcher, Variant
 from fused_slots.backends.pinned import FaultsAside
-from fused_slots.faults import Fault, FaultCode, InvalidArgumentError, fault_records
+from fused_slots.faults import Fault, FaultCode, fault_records
 from fused_slots.groups import GroupKind
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
@@ -113,20 +113,6 @@ class DeviceBackend(Backend):
     @abstractmethod
     def _bind(self, variant: Variant) -> Launch:
         """Compile a variant and bind it to the tensors that never move."""
-
-    def is_capturing(self) -> bool:
-        """Whether the calling stream is being captured into a graph."""
-        return False
-
-    def refuse_capture(self, operation: str) -> None:
-        if self.is_capturing():
-            raise InvalidArgumentError(
-                operation,
-                expected="no graph capture on this stream",
-                actual="a capture in progress",
-                hint="Apply staged writes and call warmup() before the capture; graphs may hold "
-                "compute_slot_mappings and map_tokens",
-            )
 
     def upload(self, size: int, fill: Fill[T]) -> tuple[torch.Tensor, T]:
         """Send a packet of staged writes to the device, see `Uploads`."""

@@ -57,7 +57,7 @@ class FlightRecorder:
         backend = tables._backend
         self._tables, self._backend, self._layout = tables, backend, backend.layout
         self.num_calls = num_calls
-        self._is_capturing: Callable[[], bool] = getattr(backend, "is_capturing", lambda: False)
+        self._is_capturing = backend.is_capturing
         self._seen_requests = _requests
         self._faults = FaultWatch(tables) if env.RECORD_FAULTS.read() else None
         self._last_file = -num_calls

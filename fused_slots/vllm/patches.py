@@ -34,7 +34,8 @@ class Patches:
     @property
     def names(self) -> tuple[str, ...]:
         """The replaced names, in full."""
-        return tuple(f"{_name(owner)}.{name}" for owner, name in self._targets())
+        targets = [(owner, name) for (_, name), (owner, _, _) in self._originals.items()]
+        return tuple(f"{_name(owner)}.{name}" for owner, name in targets)
 
     def restore(self) -> None:
         """Put every original back, the last first; a name that has another value by now stays."""
@@ -46,9 +47,6 @@ class Patches:
             else:
                 setattr(owner, name, original)
         self._originals.clear()
-
-    def _targets(self) -> list[tuple[Any, str]]:
-        return [(owner, name) for (_, name), (owner, _, _) in self._originals.items()]
 
 
 def _name(owner: Any) -> str:

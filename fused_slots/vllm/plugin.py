@@ -21,14 +21,12 @@ from fused_slots.vllm.fallback import FallsBack
 from fused_slots.vllm.late_import import LateImports
 from fused_slots.vllm.one_launch import check_runners, wrap_loaded_runners, wrap_runners
 from fused_slots.vllm.patches import PATCHES
-from fused_slots.vllm.releases import (
+from fused_slots.vllm.releases import check_module_version, find_contract, installed_versions
+from fused_slots.vllm.releases.contract import (
     Contract,
     Tables,
     UnsupportedVllmError,
     check_methods,
-    check_module_version,
-    find_contract,
-    installed_versions,
 )
 
 
@@ -165,8 +163,7 @@ class _Target:
                 )
 
     def _is_known(self, found: Any) -> bool:
-        derived = isinstance(found, type) and issubclass(found, self.stand_in)
-        return derived or found.__module__.split(".")[0] in self.packages
+        return _derives(found, self.stand_in) or found.__module__.split(".")[0] in self.packages
 
 
 def _find_targets(installed: dict[str, str]) -> tuple[Contract, list[_Target]]:

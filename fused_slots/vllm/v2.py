@@ -43,16 +43,12 @@ class FusedBlockTables(DeferringBlockTables, metaclass=FallsBack):
         out_ptrs: torch.Tensor | None = None,
         num_computed_tokens: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        if out is None and not self._fusing and self._is_capturing():
+        if out is None and not self._fusing and self._backend.is_capturing():
             # vLLM's forward benchmark restores the gathered tables inside the graph it captures.
             self.invalidate_gathered()
         return super().gather_block_tables(
             idx_mapping, num_reqs_padded, out, out_ptrs, num_computed_tokens
         )
-
-    def _is_capturing(self) -> bool:
-        is_capturing = getattr(self._backend, "is_capturing", None)  # the CPU has no graphs
-        return is_capturing is not None and is_capturing()
 
     # What vLLM 0.26 to 0.31 reads of its own class.
 

@@ -18,7 +18,8 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.pcp_manager import PCPManager
 
 import fused_slots
-from fused_slots.vllm.releases import check_methods, find_contract, installed_versions
+from fused_slots.vllm.releases import find_contract, installed_versions
+from fused_slots.vllm.releases.contract import check_methods
 from fused_slots.vllm.v1 import MultiGroupBlockTable
 from fused_slots.vllm.v2 import FusedBlockTables
 

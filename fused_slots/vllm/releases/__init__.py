@@ -5,28 +5,9 @@ from __future__ import annotations
 import sys
 from importlib import import_module, metadata, util
 
-from fused_slots.vllm.releases.contract import (
-    Contract,
-    Methods,
-    Runner,
-    Tables,
-    UnsupportedVllmError,
-    check_methods,
-)
+from fused_slots.vllm.releases.contract import Contract, UnsupportedVllmError
 from fused_slots.vllm.releases.vllm import CONTRACTS as VLLM_CONTRACTS
 from fused_slots.vllm.releases.vllm_ascend import CONTRACTS as ASCEND_CONTRACTS
-
-__all__ = [
-    "CONTRACTS",
-    "Contract",
-    "Methods",
-    "Runner",
-    "Tables",
-    "UnsupportedVllmError",
-    "check_methods",
-    "find_contract",
-    "installed_versions",
-]
 
 CONTRACTS = (*VLLM_CONTRACTS, *ASCEND_CONTRACTS)
 DISTRIBUTIONS = ("vllm", "vllm-ascend")

@@ -19,17 +19,13 @@ RING = "ring"
 WRAPPER = "wrapper"
 """What the specs of the group's layers hold, which are of one kind."""
 
+_PAGED = (
+    *("FullAttentionSpec", "TQFullAttentionSpec", "MLAAttentionSpec", "HiddenStateCacheSpec"),
+    *("SinkFullAttentionSpec", "ChunkedLocalAttentionSpec", "SlidingWindowSpec"),
+    *("SlidingWindowMLASpec", "CrossAttentionSpec", "EncoderOnlyAttentionSpec"),
+)
 _SPECS_0_22: Mapping[str, str] = {
-    "FullAttentionSpec": PAGED,
-    "TQFullAttentionSpec": PAGED,
-    "MLAAttentionSpec": PAGED,
-    "HiddenStateCacheSpec": PAGED,
-    "SinkFullAttentionSpec": PAGED,
-    "ChunkedLocalAttentionSpec": PAGED,
-    "SlidingWindowSpec": PAGED,
-    "SlidingWindowMLASpec": PAGED,
-    "CrossAttentionSpec": PAGED,
-    "EncoderOnlyAttentionSpec": PAGED,
+    **dict.fromkeys(_PAGED, PAGED),
     "MambaSpec": STATE,
     "UniformTypeKVCacheSpecs": WRAPPER,
 }
