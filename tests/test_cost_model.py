@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.fit_cost_model import compared, fitted, swept
+from fused_slots.cli import main
 from fused_slots.cost_model import (
     ERRORS,
     FACTORS,
@@ -117,3 +118,32 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     _, repeated = run_json(capsys, *asked, "--groups", "4")
     assert list(repeated["load"]["block_sizes"]) == [16, 32, 16, 32]
     assert "at most 1 sizes" in error_line(capsys, *asked, "--groups", "1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--groups", "0"], "--groups: expected an int in [1, 4096]; got 0"),
+        (["--groups", "100000000"], "--groups: expected an int in [1, 4096]; got 100000000"),
+        (["--max-num-batched-tokens", "0"], "max_num_batched_tokens: expected an int in [1, "),
+        (["--requests", "300", "--max-num-batched-tokens", "299"], "expected at least 300"),
+        (["--context", "-1"], "context: expected an int in [1, "),
+        (["--tokens", "0"], "tokens: expected an int in [1, "),
+        (["--ranks", "0"], "ranks: expected an int in [1, "),
+        (["--block-size", "16,0"], "block_size: expected an int in [1, "),
+        (["--requests", "99999999999"], "requests: expected an int in [1, 2147483647]"),
+    ],
+)
+def test_wrong_numbers_are_one_line(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = error_line(capsys, "plan", "--requests", "256", "--context", "8192", *argv)
+    assert line.startswith("fused-slots plan: ")
+    assert message in line
+
+
+def test_one_of_a_thing_is_singular(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--requests", "1", "--context", "8192"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("1 request x 1 group, context 8,192, 1 token a request and ")
+    assert captured.err == ""

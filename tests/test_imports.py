@@ -93,7 +93,12 @@ def test_importing_the_package_loads_nothing_off_the_hot_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["replay", "--help"], ["explain", "5"]], ids=lambda argv: " ".join(argv)
+    "argv",
+    [
+        *(["--help"], ["replay", "--help"], ["report", "--help"], ["plan", "--help"]),
+        *(["merge", "--help"], ["merge", "x"], ["plan", "--requests", "5"], ["explain", "5"]),
+    ],
+    ids=lambda argv: " ".join(argv),
 )
 def test_help_and_wrong_use_need_no_torch(argv: list[str]) -> None:
     script = (

@@ -160,16 +160,16 @@ def _add_report(commands: _Commands) -> None:
     )
     parser.add_argument(
         "--around",
-        type=int,
+        type=_count,
         metavar="STEP",
         help="the step to keep where one page cannot hold all (default: the first finding's)",
     )
     parser.add_argument(
         "--page-mib",
-        type=int,
-        default=32,
+        type=_count,
+        default=64,
         metavar="N",
-        help="limit of the steps that the page holds, in MiB before compression (default: 32)",
+        help="limit of the steps that the page holds, in MiB before compression (default: 64)",
     )
     _add_context_parallel(parser)
 
@@ -287,7 +287,7 @@ def _add_recordings(parser: argparse.ArgumentParser) -> None:
 def _add_max_mib(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-mib",
-        type=int,
+        type=_count,
         default=256,
         metavar="N",
         help="limit of what a recording may hold, in MiB (default: 256)",
@@ -299,6 +299,12 @@ def _picture(text: str) -> Path:
     if path.suffix not in (".png", ".svg"):
         raise argparse.ArgumentTypeError(f"expected a .png or .svg file; got {text!r}")
     return path
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not text.isascii():
+        raise argparse.ArgumentTypeError(f"expected a number from 0 on; got {text!r}")
+    return int(text)
 
 
 def _numbers(text: str) -> list[int]:

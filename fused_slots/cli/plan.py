@@ -9,22 +9,26 @@ from fused_slots.cli.result import Result, Status
 from fused_slots.cost_model import ERRORS, MEASURED_ON, Load, cost, outside
 from fused_slots.faults import ConfigurationError, require_int
 
+_MAX_GROUPS = 4096
+"""Models have tens."""
+
 
 def run_plan(args: argparse.Namespace) -> Result:
     """Work it out; nothing is allocated and no device is needed."""
-    groups = args.groups or len(args.block_size)
-    require_int("--groups", groups, minimum=1)
+    groups = len(args.block_size) if args.groups is None else args.groups
+    require_int("--groups", groups, minimum=1, maximum=_MAX_GROUPS)
     if groups < len(args.block_size):
         raise ConfigurationError(
             "--block-size",
             expected=f"at most {groups} sizes, one a group (fewer are repeated)",
             actual=str(len(args.block_size)),
         )
+    capacity = args.max_num_batched_tokens
     load = Load(
         args.requests,
         tuple(args.block_size[g % len(args.block_size)] for g in range(groups)),
         args.context,
-        args.max_num_batched_tokens or max(8192, args.requests * args.tokens),
+        max(8192, args.requests * args.tokens) if capacity is None else capacity,
         args.tokens,
         args.ranks,
         4 if args.slot_dtype == "int32" else 8,
@@ -37,9 +41,9 @@ def _text(load: Load, document: dict[str, Any]) -> str:
     memory, device = document["memory_bytes"], document["device_us"]
     int32 = document["int32_requests"]
     lines = [
-        f"{load.requests:,} requests x {len(load.block_sizes)} groups, context {load.context:,}, "
-        f"{load.tokens} token{'s'[: load.tokens > 1]} a request and step, "
-        f"capacity {load.max_num_batched_tokens:,}, {load.ranks} rank{'s'[: load.ranks > 1]}",
+        f"{_counted(load.requests, 'request')} x {_counted(len(load.block_sizes), 'group')}, "
+        f"context {load.context:,}, {_counted(load.tokens, 'token')} a request and step, capacity "
+        f"{load.max_num_batched_tokens:,}, {_counted(load.ranks, 'rank')}",
         "",
         "Device memory of one rank's manager, bytes (exact)",
         *(f"  {name:<46}{size:>16,}" for name, size in memory.items()),
@@ -69,3 +73,7 @@ def _time(name: str, value: float, quantity: str) -> str:
     return (
         f"  {name:<46}{value:>10,.1f}   off by {fit} % at most in the fit, {held_out} % elsewhere"
     )
+
+
+def _counted(number: int, word: str) -> str:
+    return f"{number:,} {word}{'s'[: number > 1]}"

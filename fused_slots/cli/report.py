@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from fused_slots.cli.progress import announce
+from fused_slots.cli.progress import announce, with_progress
 from fused_slots.cli.result import Result, Status, check_writable, write
 from fused_slots.cli.schedules import load_job
-from fused_slots.groups import ContextParallel
+from fused_slots.faults import require_int
+from fused_slots.groups import ContextParallel, check_shard
 from fused_slots.inspect.report import KeptFindings, build_report
+from fused_slots.recording.arrays import describe
 from fused_slots.recording.as_scheduled import as_scheduled
 
 
@@ -21,10 +23,15 @@ def run_report(args: argparse.Namespace) -> Result:
         context_parallel = ContextParallel(args.cp_size, args.cp_rank, args.cp_interleave)
     schedule = job.ranks[ContextParallel(len(job.ranks), args.cp_rank).rank if all_ranks else 0]
     steps = len(schedule)
+    if args.around is not None:
+        require_int("--around", args.around, minimum=0, maximum=max(steps - 1, 0))
+    if schedule.settings is None:
+        for g, group in enumerate(schedule.groups):
+            check_shard(group, context_parallel, describe(schedule.groups, g))
     findings = KeptFindings.of(job.check(args))
     if schedule.settings is not None:
         context_parallel = ContextParallel(*schedule.settings["context_parallel"])
-        schedule = as_scheduled(schedule)
+        schedule = as_scheduled(schedule, with_progress(args, schedule, steps, "report: rows"))
     announce(args, "report: writing the page")
     page = build_report(
         schedule,

@@ -44,6 +44,8 @@ def check_writable(path: Path, inputs: Iterable[str] = ()) -> None:
         raise InvalidArgumentError(
             "--output", expected="another file than those that are read", actual=str(path)
         )
+    if str(path) == "-":
+        raise InvalidArgumentError("--output", expected="a file", actual="-, which is none here")
     folder = path.parent
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -61,8 +63,10 @@ def write(path: Path, content: bytes) -> None:
     """
     try:
         path.write_bytes(content)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             if path.is_file():
                 path.unlink()
+        if isinstance(error, OSError):
+            error.filename = str(path)
         raise

@@ -36,6 +36,9 @@ from fused_slots.reference import Outcome
 MAX_FINDINGS = 20
 """Findings printed in full; a document has up to fifty times as many."""
 
+_ANNOUNCED_BYTES = 2 << 20
+"""Files that take a second or more to read."""
+
 
 @dataclass(frozen=True)
 class _Drawn:
@@ -132,6 +135,9 @@ class Job:
 def load_job(args: argparse.Namespace) -> Job:
     """What the command line names: one recording, or one of each rank."""
     names, max_bytes = args.recording, args.max_mib << 20
+    compressed = sum(Path(name).stat().st_size for name in names if Path(name).is_file())
+    if compressed > _ANNOUNCED_BYTES:
+        announce(args, f"{args.command}: reading {compressed >> 20} MiB")
     if len(names) == 1 and args.command != "merge":
         return Job(names[0], load_ranks(names[0], max_bytes))
     if len(names) > MAX_RANKS:

@@ -27,8 +27,8 @@ from fused_slots.recording.check import Finding, FindingKind
 from fused_slots.recording.schedule import Schedule
 from fused_slots.recording.window import step_bytes, window
 
-MAX_BYTES = 32 << 20
-"""Default limit of the decoded steps in a page; those of shipped recordings shrink to a tenth."""
+MAX_BYTES = 64 << 20
+"""Default limit of the decoded steps in a page; they shrink to a tenth (docs/report.md)."""
 
 MAX_FINDINGS = 1000
 _MAX_FINDINGS_OF_A_STEP = 20
@@ -203,7 +203,7 @@ def _data(
 
 def _packed(part: Schedule) -> str:
     values = [part.arrays[array].astype("<i4").reshape(-1) for array in ARRAYS]
-    return base64.b64encode(zlib.compress(np.concatenate(values).tobytes(), 9)).decode()
+    return base64.b64encode(zlib.compress(np.concatenate(values).tobytes(), 6)).decode()
 
 
 def _facts(schedule: Schedule, ranks: ContextParallel, all_ranks: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +10,16 @@ import numpy as np
 from fused_slots.recording.schedule import Append, Schedule, ScheduleStep
 
 
-def as_scheduled(schedule: Schedule) -> Schedule:
+def as_scheduled(schedule: Schedule, steps: Iterable[ScheduleStep] | None = None) -> Schedule:
     """The same number of steps, each with what its call mapped.
+
+    `steps` are its own, where somebody watches them go by.
 
     An entry keeps the first position and the number of its tokens; dummies, rows that there are
     not, and rows that came before in the same call are left out. Drafts are no entries.
     """
     return Schedule.from_steps(
-        _steps(schedule),
+        _steps(schedule, schedule if steps is None else steps),
         name=schedule.name,
         groups=schedule.groups,
         max_num_reqs=schedule.max_num_reqs,
@@ -27,10 +29,10 @@ def as_scheduled(schedule: Schedule) -> Schedule:
     )
 
 
-def _steps(schedule: Schedule) -> Iterator[ScheduleStep]:
+def _steps(schedule: Schedule, steps: Iterable[ScheduleStep]) -> Iterator[ScheduleStep]:
     held: dict[int, list[list[int]]] = {}
     capacity = schedule.max_num_batched_tokens
-    for step in schedule:
+    for step in steps:
         assert step.call is not None
         appends = [_plain(append, held) for append in step.appends]
         rows, starts = step.idx_mapping.tolist(), step.query_start_loc.tolist()

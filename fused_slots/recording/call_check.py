@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from fused_slots.groups import NULL_BLOCK_ID, ContextParallel
-from fused_slots.recording.arrays import Int64Array, describe
+from fused_slots.recording.arrays import Int32Array, Int64Array, describe
 from fused_slots.recording.check import Finding, FindingKind, at_two_columns, held_twice
 from fused_slots.recording.oracles import FAULTS
 from fused_slots.recording.schedule import Schedule
@@ -54,6 +54,7 @@ class CallCheck:
         self.outcomes: list[Counter[Outcome]] = [Counter() for _ in schedule.groups]
         self.copies: Counter[str] = Counter()
         self.tokens: list[list[Token]] = []
+        self._rows: dict[tuple[int, int], tuple[Int32Array, Int64Array]] = {}
 
     def __iter__(self) -> Iterator[Finding]:
         for index, step in enumerate(self._steps):
@@ -107,10 +108,8 @@ class CallCheck:
         positions = step.positions[: call.slots_width or schedule.max_num_batched_tokens].tolist()
         for g, group in enumerate(schedule.groups):
             writers: dict[int, int] = {}
-            n = group.columns_per_block
             for entry, row in enumerate(step.idx_mapping.tolist()):
-                columns = np.repeat(step.expected_blocks[g][entry].astype(np.int64), n) * n
-                columns += np.arange(len(columns)) % n
+                columns = self._columns(g, row, step.expected_blocks[g][entry])
                 faults: dict[Outcome, list[int]] = {}
                 for position in positions[max(starts[entry], 0) : max(starts[entry + 1], 0)]:
                     outcome, slot = self._map(g, row, columns, position, entry, call)
@@ -141,6 +140,16 @@ class CallCheck:
                     )
                     yield Finding(FindingKind.FAULT, index, text, row=row, group=g)
 
+    def _columns(self, g: int, row: int, blocks: Int32Array) -> Int64Array:
+        """The columns of a row, which is the same array until it is written."""
+        known = self._rows.get((g, row))
+        if known is None or known[0] is not blocks:
+            n = self._schedule.groups[g].columns_per_block
+            columns = np.repeat(blocks.astype(np.int64), n) * n
+            columns += np.arange(len(columns)) % n
+            known = self._rows[g, row] = blocks, columns
+        return known[1]
+
     def _map(
         self, g: int, row: int, columns: Int64Array, position: int, entry: int, call: Call
     ) -> tuple[Outcome, int]:
@@ -151,7 +160,9 @@ class CallCheck:
         if call.replay_start is not None:
             length = None if call.replay_len is None else int(call.replay_len[entry])
             replay = int(call.replay_start[entry]), self._settings["replay_window"], length
-        known = columns.tolist() if row < self._schedule.max_num_reqs else None
+        known: Sequence[int] | None = None
+        if row < self._schedule.max_num_reqs:
+            known = columns  # type: ignore[assignment]  # indexed alone
         null = self._settings["null_block_id"]
         token = map_token(group, known, position, self._ranks, *replay, null)
         return token.outcome, token.slot

@@ -163,6 +163,8 @@ class ScheduleCheck:
     def _compare_rows(self, index: int, step: ScheduleStep) -> Iterator[Finding]:
         groups = self._schedule.groups
         for g, blocks_of in enumerate(step.expected_blocks):
+            if self._agree(g, step.idx_mapping, blocks_of):
+                continue
             for req_index, held in zip(step.idx_mapping.tolist(), blocks_of, strict=True):
                 row = self._rows[g][req_index, : self._lengths[g, req_index]]
                 what = f"row {req_index} of {describe(groups, g)}"
@@ -181,6 +183,18 @@ class ScheduleCheck:
                         group=g,
                         column=column,
                     )
+
+    def _agree(self, g: int, rows: AnyIntArray, blocks_of: Sequence[Int32Array]) -> bool:
+        """Whether all rows of a batch are as they should be, which they mostly are."""
+        lengths = self._lengths[g, rows]
+        if lengths.tolist() != [len(held) for held in blocks_of]:
+            return False
+        held = np.concatenate([np.zeros(0, np.int32), *blocks_of])
+        filled = np.arange(self._rows[g].shape[1]) < lengths[:, None]
+        if ((self._rows[g][rows][filled] != held) & (held != NULL_BLOCK_ID)).any():
+            return False
+        self.num_columns += len(held)
+        return True
 
     def _check_use(self, index: int, step: ScheduleStep) -> Iterator[Finding]:
         groups, writers = self._schedule.groups, dict[int, str]()
@@ -208,19 +222,21 @@ class ScheduleCheck:
                         yield Finding(FindingKind.WRITTEN_TWICE, index, text, block=block, **where)
 
     def _check_holders(self, index: int, step: ScheduleStep) -> Iterator[Finding]:
-        groups, held_in = self._schedule.groups, dict[int, int]()
+        groups, known = self._schedule.groups, list[Int32Array]()
         for g, blocks_of in enumerate(step.expected_blocks):
             yield from held_twice(groups, index, g, step.idx_mapping, blocks_of)
             yield from at_two_columns(groups, index, g, step.idx_mapping, blocks_of)
-            blocks = np.concatenate([*blocks_of, np.zeros(0, np.int32)])
+            blocks = np.unique(np.concatenate([*blocks_of, np.zeros(0, np.int32)]))
             blocks = blocks[blocks != NULL_BLOCK_ID]
-            for block in np.unique(blocks).tolist():
-                if (other := held_in.setdefault(block, g)) != g:
-                    text = (
-                        f"block {block} is held in {describe(groups, other)} and in "
-                        f"{describe(groups, g)}"
-                    )
-                    yield Finding(FindingKind.HELD_TWICE, index, text, group=g, block=block)
+            others = np.concatenate([np.zeros(0, np.int32), *known])
+            for block in blocks[np.isin(blocks, others)].tolist():
+                other = next(other for other, of_group in enumerate(known) if block in of_group)
+                text = (
+                    f"block {block} is held in {describe(groups, other)} and in "
+                    f"{describe(groups, g)}"
+                )
+                yield Finding(FindingKind.HELD_TWICE, index, text, group=g, block=block)
+            known.append(blocks)
 
     def _columns(self, g: int, first: int, last: int) -> tuple[int, int, int]:
         """The first column that tokens `first` to `last` read, the first they write, the last."""

@@ -106,9 +106,10 @@ class Schedule:
         columns: dict[str, list[int]] = {array: [] for array in ARRAYS}
         events = {}
         truth = _empty_truth(groups, max_num_reqs)
+        last: dict[tuple[int, int], Int32Array] = {}  # an array that came before has no edits
         try:
             for index, step in enumerate(steps):
-                _encode_step(columns, step, truth)
+                _encode_step(columns, step, truth, last)
                 if step.events:
                     events[index] = tuple(step.events)
             arrays = {array: np.array(values, np.int32) for array, values in columns.items()}
@@ -317,7 +318,10 @@ def _empty_truth(groups: Iterable[KVCacheGroup], max_num_reqs: int) -> list[Int3
 
 
 def _encode_step(
-    columns: dict[str, list[int]], step: ScheduleStep, truth: list[Int32Array]
+    columns: dict[str, list[int]],
+    step: ScheduleStep,
+    truth: list[Int32Array],
+    last: dict[tuple[int, int], Int32Array],
 ) -> None:
     columns["step_entries"].append(len(step.idx_mapping))
     columns["step_appends"].append(len(step.appends))
@@ -331,11 +335,14 @@ def _encode_step(
         for block_ids in append.block_ids:
             columns["append_counts"].append(len(block_ids))
             columns["append_blocks"].extend(block_ids)
+    nothing = np.zeros(0, np.int64)
     for entry, row in enumerate(step.idx_mapping.tolist()):
-        for held, blocks_of in zip(truth, step.expected_blocks, strict=True):
-            blocks = blocks_of[entry]
-            edited = np.flatnonzero(held[row, : len(blocks)] != blocks)
-            held[row, edited] = blocks[edited]
+        for g, (held, blocks_of) in enumerate(zip(truth, step.expected_blocks, strict=True)):
+            blocks, edited = blocks_of[entry], nothing
+            if last.get((g, row)) is not blocks:
+                last[g, row] = blocks
+                edited = np.flatnonzero(held[row, : len(blocks)] != blocks)
+                held[row, edited] = blocks[edited]
             columns["truth_blocks"].append(len(blocks))
             columns["truth_edits"].append(len(edited))
             columns["edit_columns"].extend(edited.tolist())

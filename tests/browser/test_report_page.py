@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fused_slots import ContextParallel
+from fused_slots import ContextParallel, KVCacheGroup
 from fused_slots.inspect.report import KeptFindings, build_report
 from fused_slots.recording.check import ScheduleCheck
-from fused_slots.recording.schedule import Schedule, ScheduleStep, load_recording
+from fused_slots.recording.schedule import Append, Schedule, ScheduleStep, load_recording
 from fused_slots.reference import map_token
 from tests.browser.webdriver import Browser, browser
 from tests.recording.small_schedules import schedule, with_truth
@@ -266,3 +266,64 @@ def test_all_ranks_in_one_page(page: Browser, tmp_path: Path) -> None:
         )
     ]
     assert page.text("#derivation").endswith(f"slot = {expected[7]}: on rank 3")
+
+
+def long_recording(steps: int, rows: int) -> Schedule:
+    """Every row decodes from a position of its own; block ids tell row and column."""
+    groups = tuple(KVCacheGroup(size, 64, name=f"of {size}") for size in (16, 32, 64, 128))
+    ids = [
+        [np.arange(64, dtype=np.int32) + 1 + 64 * (row + rows * g) for row in range(rows)]
+        for g in range(4)
+    ]
+
+    def counts(step: int, row: int) -> list[int]:
+        return [(7 * row + step) // group.block_size + 1 for group in groups]
+
+    def one(step: int) -> ScheduleStep:
+        appends = []
+        for row in range(rows):
+            now, before = counts(step, row), counts(step - 1, row) if step else [0] * 4
+            if now != before:
+                blocks = [ids[g][row][before[g] : now[g]].tolist() for g in range(4)]
+                appends.append(Append(row, tuple(blocks), step == 0))
+        batch = np.arange(rows, dtype=np.int32)
+        starts = np.arange(rows + 1, dtype=np.int32)
+        return ScheduleStep(
+            *(tuple(appends), batch, batch, starts, 7 * np.arange(rows) + step, batch),
+            tuple(
+                tuple(ids[g][row][: counts(step, row)[g]] for row in range(rows)) for g in range(4)
+            ),
+        )
+
+    return Schedule.from_steps(
+        map(one, range(steps)),
+        name="long",
+        groups=groups,
+        max_num_reqs=rows,
+        max_num_batched_tokens=rows,
+        num_blocks=1 + 4 * 64 * rows,
+        metadata={},
+    )
+
+
+def test_long_recording_is_one_page_that_moves_to_any_step(page: Browser, tmp_path: Path) -> None:
+    """A tenth of one with thousands of steps and hundreds of rows (figures in docs/report.md)."""
+    recording = long_recording(800, 24)
+    show(page, tmp_path, recording)
+    assert (tmp_path / "report.html").stat().st_size < 1 << 20
+    assert not page.run("return document.querySelectorAll('.left-out').length;")
+    assert page.text(".verdict") == "No finding"
+    for step in (799, 0, 413, 412):
+        page.run("location.hash = arguments[0];", f"#step={step}&group=0&request=23")
+        page.run("return new Promise((done) => setTimeout(done));")
+        assert page.text("#step-title") == str(step)
+        position = 7 * 23 + step
+        column = position // 16
+        assert page.texts("#slots tr:nth-child(2) td")[1:4] == [
+            str(position),
+            str(1 + 64 * 23 + column),
+            str((1 + 64 * 23 + column) * 16 + position % 16),
+        ]
+    page.keys("#block", "".join(str(64 * 23 + 1 + 50)))
+    page.click("#history")
+    assert page.texts("#owners li") == ["steps 639 … 799: request 23 in row 23"]

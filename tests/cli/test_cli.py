@@ -149,12 +149,16 @@ def test_what_would_steer_the_terminal_is_printed_as_numbers(
 
 @pytest.mark.parametrize(
     ("argv", "sign"),
-    [(["demo", "--no-picture"], "step 40 of 400"), (["bench", "--select", "append"], "bench: ")],
-    ids=["demo", "bench"],
+    [
+        (["demo", "--no-picture"], "step 40 of 400"),
+        (["report", "preemption", "-o", "{tmp}/page.html"], "step 40 of 400"),
+        (["bench", "--select", "append"], "bench: "),
+    ],
+    ids=["demo", "report", "bench"],
 )
-def test_an_interrupt_ends_quietly(argv: list[str], sign: str) -> None:
+def test_an_interrupt_ends_quietly(argv: list[str], sign: str, tmp_path: Path) -> None:
     run = subprocess.Popen(
-        [sys.executable, "-m", "fused_slots", *argv],
+        [sys.executable, "-m", "fused_slots", *(word.format(tmp=tmp_path) for word in argv)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -169,6 +173,7 @@ def test_an_interrupt_ends_quietly(argv: list[str], sign: str) -> None:
     assert run.returncode == 130
     assert out == ""
     assert all(": step " in line or "bench: " in line for line in err.splitlines()), err
+    assert not list(tmp_path.iterdir())
 
 
 def test_reader_that_goes_away_is_no_error() -> None:

@@ -63,7 +63,8 @@ def test_page_loads_nothing_and_runs_its_own_script_alone() -> None:
     for element, text in re.findall(r"<(script|style)>(.*?)</\1>", page, re.DOTALL):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{element}-src 'sha256-{digest}'" in policy[1]
-    assert not re.search(r"https?:|//[a-z]|url\(|@import|innerHTML|eval\(", page)
+    text = re.sub(r'(id="page-arrays">)[A-Za-z0-9+/=]*', r"\1", page)  # may hold any letters
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|innerHTML|eval\(", text)
 
 
 def test_page_of_a_long_recording_is_bounded_and_says_what_it_leaves_out() -> None:
