@@ -117,7 +117,7 @@ def build_report(
         "name": html.escape(schedule.name),
         "verdict": verdict,
         "verdict_class": "bad" if count else "good",
-        "facts": _facts(schedule, context_parallel, all_ranks),
+        "facts": _facts(schedule, context_parallel, of_calls, all_ranks),
         "left_out": left_out,
         "findings": _findings(findings, of_calls),
         "about": _about(schedule),
@@ -206,7 +206,7 @@ def _packed(part: Schedule) -> str:
     return base64.b64encode(zlib.compress(np.concatenate(values).tobytes(), 6)).decode()
 
 
-def _facts(schedule: Schedule, ranks: ContextParallel, all_ranks: bool) -> str:
+def _facts(schedule: Schedule, ranks: ContextParallel, of_calls: bool, all_ranks: bool) -> str:
     groups, requests = len(schedule.groups), len(np.unique(schedule.arrays["request_ids"]))
     facts = [
         f"{len(schedule):,} steps",
@@ -214,7 +214,9 @@ def _facts(schedule: Schedule, ranks: ContextParallel, all_ranks: bool) -> str:
         f"{groups} KV cache group{'s'[: groups > 1]}",
         f"{schedule.max_num_reqs:,} rows",
         f"{schedule.max_num_batched_tokens:,} tokens a step at most",
-        f"a pool of {schedule.num_blocks:,} blocks",
+        f"block ids up to {schedule.num_blocks - 1:,}"
+        if of_calls
+        else f"a pool of {schedule.num_blocks:,} blocks",
     ]
     if all_ranks:
         facts.append(f"all {ranks.size} ranks, tables of rank {ranks.rank}")

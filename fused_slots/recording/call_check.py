@@ -13,7 +13,7 @@ from fused_slots.recording.arrays import Int32Array, Int64Array, describe
 from fused_slots.recording.check import Finding, FindingKind, at_two_columns, held_twice
 from fused_slots.recording.oracles import FAULTS
 from fused_slots.recording.schedule import Schedule
-from fused_slots.recording.steps import Call, ScheduleStep
+from fused_slots.recording.steps import Append, Call, ScheduleStep
 from fused_slots.reference import Outcome, map_token
 
 
@@ -32,6 +32,7 @@ class CallCheck:
     - Tokens that the device padded as a fault (drafts and replays of graphs are counted alone:
       engines capture them over empty rows).
     - Slots, outside of rings and of block 0, that two tokens of one call write.
+    - Blocks beyond their pool, where its size is known.
     - Blocks that two rows of a batch hold in a group that is not prefix-cacheable, or that stand in
       two columns of one that is, those below their windows apart.
 
@@ -64,11 +65,27 @@ class CallCheck:
         """The findings of the next step."""
         assert step.call is not None
         self.tokens = [[] for _ in self._schedule.groups]
+        for append in step.appends:
+            yield from self._check_pools(index, append)
         if step.call.gathers:
             self._count_copies(step, step.call)
             yield from self._check_holders(index, step, step.call)
         if step.call.maps or step.call.drafts:
             yield from self._check_tokens(index, step, step.call)
+
+    def _check_pools(self, index: int, append: Append) -> Iterator[Finding]:
+        groups, row = self._schedule.groups, append.req_index
+        pools = self._settings.get("num_blocks") or [None] * len(groups)
+        for g, (pool, blocks) in enumerate(zip(pools, append.block_ids, strict=True)):
+            outside = [block for block in blocks if pool is not None and block >= pool]
+            for block in outside[:1]:
+                text = (
+                    f"row {row} of {describe(groups, g)} is given block {block}"
+                    f"{f' and {len(outside) - 1} more' * (len(outside) > 1)}, its pool has {pool}"
+                )
+                yield Finding(
+                    *(FindingKind.OUT_OF_POOL, index, text), row=row, group=g, block=block
+                )
 
     def _count_copies(self, step: ScheduleStep, call: Call) -> None:
         """Whole where another request stands in the entry, or its row was cut or started anew."""

@@ -55,6 +55,10 @@ class FindingKind(Enum):
         "or two groups of one pool hold it. (A prefix that requests share through the prefix cache "
         "is no finding.)"
     )
+    OUT_OF_POOL = (
+        "There is no such block: the row was written past the manager, whose append_block_ids "
+        "refuses it, or the pool became smaller. Its slots lie outside of the KV cache."
+    )
     TWO_COLUMNS = (
         "A block holds the tokens of one place in a text, so requests share it in one column or "
         "not at all: a wrong id was appended, or a block was handed out while somebody held it."

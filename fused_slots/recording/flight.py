@@ -170,6 +170,7 @@ class FlightRecorder:
                 "replay_window": layout.replay_window,
                 "slot_dtype": str(layout.slot_dtype).removeprefix("torch."),
                 "null_block_id": layout.null_block_id,
+                "num_blocks": list(self._tables.layout.num_blocks),  # an engine tells them late
             },
         )
 

@@ -119,6 +119,7 @@ def _built(schedule: Schedule) -> dict[str, Any]:
     """What managers of one job have in common, the number of groups first."""
     settings = dict(schedule.settings or {})
     size, _, interleave = settings.pop("context_parallel")
+    settings.pop("num_blocks", None)  # known from some call of the engine on
     return {
         "groups": len(schedule.groups),
         **{

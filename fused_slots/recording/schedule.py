@@ -56,10 +56,11 @@ class Schedule:
 
     Attributes:
         num_blocks: allocation blocks of the pool that all groups share; id 0 is the null block.
+            Of a manager's calls: one more than the largest id.
         metadata: how it was recorded, and counts of what happened in it.
         settings: of the manager whose calls these are: widths (columns of a row, per group),
-            context_parallel (size, rank, interleave), replay_window, slot_dtype, null_block_id.
-            None = the steps of a scheduler.
+            context_parallel (size, rank, interleave), replay_window, slot_dtype, null_block_id,
+            num_blocks (of each group's pool, None = unknown). None = the steps of a scheduler.
     """
 
     name: str
@@ -420,7 +421,7 @@ def _settings(found: Mapping[str, Any], groups: tuple[KVCacheGroup, ...]) -> dic
     for width, group in zip(widths, groups, strict=True):
         minimum = group.max_num_blocks * group.columns_per_block
         require_int("widths", width, minimum=minimum)
-    null = found["null_block_id"]
+    null, pools = found["null_block_id"], list(found.get("num_blocks") or [None] * len(groups))
     if found["slot_dtype"] not in ("int32", "int64"):
         raise ValueError(f"slot_dtype {str(found['slot_dtype'])[:50]!r}")
     ranks = ContextParallel(*found["context_parallel"])
@@ -430,4 +431,8 @@ def _settings(found: Mapping[str, Any], groups: tuple[KVCacheGroup, ...]) -> dic
         "replay_window": require_int("replay_window", found["replay_window"], minimum=0),
         "slot_dtype": found["slot_dtype"],
         "null_block_id": None if null is None else require_int("null_block_id", null, minimum=0),
+        "num_blocks": [
+            None if pool is None else require_int("num_blocks", pool, minimum=1)
+            for pool, _ in zip(pools, groups, strict=True)
+        ],
     }

@@ -646,3 +646,52 @@ def test_whatever_is_changed_in_the_arrays_ends_in_an_error_of_ours(
                 pass
         except BlockTableError:
             pass
+
+
+def test_blocks_beyond_a_known_pool_are_findings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Appended ids are checked at once; rows that a runner writes itself are not."""
+    monkeypatch.setenv("FUSED_SLOTS_RECORD", "9")
+    tables = MultiGroupBlockTable(
+        max_num_reqs=4,
+        max_num_batched_tokens=64,
+        pin_memory=False,
+        device="cpu",
+        block_sizes=[16, 32],
+        kernel_block_sizes=[16, 16],
+        max_num_blocks=[8, 4],
+        slot_mapping_modes=[SlotMappingMode.TOKEN_TO_KV_SLOT] * 2,
+    )
+    tables.manager.resize_pools([None, 12])  # as the plugin does when the engine knows
+    tables.add_row([[40], [11]], 1)
+    tables.add_row([[41], [3, 4]], 2)
+    tables.commit_block_table(3)
+    rows = tables[1].get_numpy_array()
+    rows[2, 0:4] = [24, 25, 30, 31]  # blocks 12 and 15
+    tables.commit_block_table(3)
+    schedule = load_schedule(tables.manager.save_recording(tmp_path / "pool.npz.xz"))
+    assert schedule.settings is not None
+    assert schedule.settings["num_blocks"] == [None, 12]
+    (finding,) = CallCheck(schedule)
+    assert finding == (
+        f"step {len(schedule) - 1}: row 2 of group 1 is given block 12 and 1 more, its pool has 12"
+    )
+    assert finding.kind is FindingKind.OUT_OF_POOL
+    assert (finding.row, finding.group, finding.block) == (2, 1, 12)
+    replayed(schedule)
+    unknown = replace(schedule, settings={**schedule.settings, "num_blocks": [None, None]})
+    assert not list(CallCheck(unknown))
+
+
+def test_recordings_that_name_no_pools_are_read(tmp_path: Path) -> None:
+    """Those of before pools were recorded."""
+    schedule = load_schedule(saved(tmp_path))
+    settings = dict(schedule.settings or {})
+    assert settings.pop("num_blocks") == [None] * 4
+    replace(schedule, settings=settings).save(tmp_path / "old.npz.xz")
+    assert load_schedule(tmp_path / "old.npz.xz").settings == schedule.settings
+    for odd in ([1], [0] * 4, ["7"] * 4, 7, [2**40] * 4):
+        replace(schedule, settings={**settings, "num_blocks": odd}).save(tmp_path / "odd.npz.xz")
+        with pytest.raises(ScheduleError):
+            load_schedule(tmp_path / "odd.npz.xz")
