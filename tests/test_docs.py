@@ -77,6 +77,18 @@ def test_readme_has_an_executed_example() -> None:
     assert blocks(ROOT / "README.md", "python")
 
 
+def test_both_readmes_state_the_same_facts() -> None:
+    facts = []
+    for page in (ROOT / "README.md", ROOT / "README.zh-CN.md"):
+        text, (example,) = page.read_text(), blocks(page, "python")
+        facts.append({
+            "links": {target for target in _LINK.findall(text) if not target.startswith("README")},
+            "numbers": set(re.findall(r"\d+(?:\.\d+)*", text)),
+            "example": [line.partition("#")[0].rstrip() for line in example.splitlines()],
+        })  # fmt: skip
+    assert facts[0] == facts[1]
+
+
 def test_settings_list_every_environment_variable() -> None:
     rows = [
         "| `{}` | {} | {} |".format(
