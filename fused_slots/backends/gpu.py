@@ -16,7 +16,7 @@ from fused_slots import env, plan
 from fused_slots.backends.base import Step
 from fused_slots.backends.descriptor import shift_of
 from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
-from fused_slots.backends.entries import arguments_of
+from fused_slots.backends.entries import runtime_types
 from fused_slots.backends.launch import Binding, Launch, Variant
 from fused_slots.faults import FAULT_DETAILS, Fault, FaultCode
 from fused_slots.host.rows import HostRows
@@ -275,7 +275,8 @@ class GpuBackend(DeviceBackend):
             "REPLAY": replay,
             "CHECKED": self.checked,
         }
-        declared = [a.name for a in arguments_of(_kernel(kernel)) if a.word == "constant"]
+        entry = _kernel(kernel)
+        declared = entry.arg_names[len(runtime_types(entry)) :]
         constants = tuple(
             (name, values[name] if name in values else getattr(plan, name)) for name in declared
         )
@@ -284,15 +285,14 @@ class GpuBackend(DeviceBackend):
 
     def _bind(self, variant: Variant) -> Launch:
         kernel = _kernel(variant.kernel)
-        table_dtype = torch.int64 if dict(variant.constants).get("WHOLE") else torch.int32
-        chosen = {
-            "index": variant.index_dtype,
-            "slot": variant.slot_dtype,
-            "table": table_dtype,
-        }
-        runtime = [a for a in arguments_of(kernel) if a.word != "constant"]
-        changing = [a.triton_type(chosen) for a in runtime if a.name not in self._fixed]
-        values = [self._fixed[a.name] for a in runtime if a.name in self._fixed]
+        types = runtime_types(
+            kernel,
+            index=variant.index_dtype,
+            slot=variant.slot_dtype,
+            table=torch.int64 if dict(variant.constants).get("WHOLE") else torch.int32,
+        )
+        changing = [type_ for name, type_ in types.items() if name not in self._fixed]
+        values = [self._fixed[name] for name in types if name in self._fixed]
         tensors = tuple(value for value in values if isinstance(value, torch.Tensor))
         numbers = tuple(value for value in values if isinstance(value, int))
         num_groups = self.layout.num_groups

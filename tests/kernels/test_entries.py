@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from pathlib import Path
 
 import pytest
-import triton
+import torch
 
 import fused_slots
 from fused_slots import AscendBlockTables, KVCacheGroup
-from fused_slots.backends.entries import Argument, arguments_of
+from fused_slots.backends.entries import runtime_types
 from fused_slots.faults import ConfigurationError, FaultCode
 from fused_slots.groups import GroupKind
 from fused_slots.kernels import layout
@@ -23,33 +25,36 @@ ENTRIES = {kernel.fn.__name__: kernel for kernel in (slots_kernel, step_kernel)}
 KERNELS = Path(fused_slots.__file__).parent / "kernels"
 
 
+IN_WORDS = {"i32": "int32", "i64": "int64", "index": "int32 or int64", "slot": "int32 or int64"}
+IN_WORDS["table"] = "int32"  # where it is not WHOLE
+
+
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_entry_takes_what_changes_then_what_stays_then_constants(name: str) -> None:
     """The order in which launchers pass arguments, each kind with its pointers first."""
     fixed = set(make_offline(RecordingLauncher, [KVCacheGroup(16, 4)])._backend._fixed)
-
-    def place(argument: Argument) -> int:
-        if argument.word == "constant":
-            return 4
-        return 2 * (argument.name in fixed) + (not argument.is_pointer)
-
-    places = [place(argument) for argument in arguments_of(ENTRIES[name])]
+    types = runtime_types(ENTRIES[name])
+    places = [2 * (argument in fixed) + (types[argument][0] != "*") for argument in types]
     assert places == sorted(places)
-    assert set(places) == {0, 1, 2, 3, 4}
+    assert set(places) == {0, 1, 2, 3}
+    assert list(types) == ENTRIES[name].arg_names[: len(types)]
 
 
-@triton.jit
-def undeclared(x_ptr, size):
-    """Nothing.
+@pytest.mark.parametrize("name", ENTRIES)
+def test_a_docstring_says_of_each_argument_what_its_annotation_does(name: str) -> None:
+    section = str(inspect.getdoc(ENTRIES[name].fn)).partition("Args:\n")[2]
+    said = dict(re.findall(r"^ {4}(\w+): (.*)", section, re.MULTILINE))
+    assert list(said) == ENTRIES[name].arg_names
+    for argument, type_ in runtime_types(ENTRIES[name]).items():
+        words = IN_WORDS[type_.removeprefix("*")]
+        assert said[argument].startswith(words + (" [" if type_[0] == "*" else ",")), argument
 
-    Args:
-        x_ptr: int32 [size], what is read.
-    """
 
-
-def test_an_argument_that_is_not_declared_is_an_error() -> None:
-    with pytest.raises(TypeError, match=r"declares \['x_ptr'\], and takes \['x_ptr', 'size'\]"):
-        arguments_of(undeclared)
+def test_a_variant_decides_how_wide_its_arguments_are() -> None:
+    widths = {"index": torch.int64, "slot": torch.int32, "table": torch.int64}
+    types = runtime_types(step_kernel, **widths)
+    assert (types["idx_mapping_ptr"], types["slots_ptr"]) == ("*i64", "*i32")
+    assert (types["gathered_ptr"], types["capacity"]) == ("*i64", "i32")
 
 
 @pytest.mark.parametrize("path", sorted(KERNELS.rglob("gpu/*.py")), ids=lambda path: path.name)

@@ -1,10 +1,10 @@
-"""What the Ascend kernels take, read from their signatures: there alone arguments are declared."""
+"""What the compiler of the Ascend kernels is told of a variant."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fused_slots.backends.launch import Variant, triton_type
+from fused_slots.backends.launch import Variant
 
 COMPILE_OPTIONS = {"multibuffer": False}
 """What the compiler is told. Loops seldom have a second iteration to load ahead for, so on-chip
@@ -17,23 +17,6 @@ def kernel_of(variant: Variant) -> Any:
 
     kernels = {"slots_on_ascend": slots.slots_on_ascend, "step_on_ascend": step.step_on_ascend}
     return kernels[variant.kernel]
-
-
-def runtime_types(variant: Variant) -> dict[str, str]:
-    """The Triton type of each runtime argument, by name and in order.
-
-    A kernel annotates them with their types; "*index" and "*slot" are the variant's own.
-    """
-    dtypes = {
-        "*index": triton_type(variant.index_dtype),
-        "*slot": triton_type(variant.slot_dtype),
-    }
-    annotations = kernel_of(variant).fn.__annotations__
-    return {
-        name: dtypes.get(annotation, annotation)
-        for name, annotation in annotations.items()
-        if isinstance(annotation, str)
-    }
 
 
 def compile_time_values(variant: Variant) -> dict[str, int]:

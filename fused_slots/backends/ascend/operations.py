@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fused_slots.backends.ascend.arguments import kernel_of, runtime_types
+from fused_slots.backends.ascend.arguments import kernel_of
 from fused_slots.backends.ascend.plan import (
     LONG_MAP,
     LONG_STEP,
@@ -30,6 +30,7 @@ from fused_slots.backends.ascend.staged_rows import RowPacker, StagedRows
 from fused_slots.backends.base import Step
 from fused_slots.backends.descriptor import descriptor_lines, shift_of
 from fused_slots.backends.device import INDEX_DTYPES, DeviceBackend
+from fused_slots.backends.entries import runtime_types
 from fused_slots.backends.launch import Binding, Launch, Variant
 from fused_slots.faults import INT32_MAX, ConfigurationError, Fault, FaultCode
 from fused_slots.groups import GroupKind
@@ -312,7 +313,8 @@ class AscendOperations(DeviceBackend):
             tensors["device_generations_ptr"] = self._row_generations
             tensors["state_ptr"] = self._entry_states
         numbers = {"num_groups": layout.num_groups, "max_num_reqs": layout.max_num_reqs}
-        types = runtime_types(variant)
+        kernel = kernel_of(variant)
+        types = runtime_types(kernel, index=variant.index_dtype, slot=variant.slot_dtype)
         changing = list(types)[: -len(tensors) - len(numbers)]
         assert list(types) == [*changing, *tensors, *numbers]
         self._changing[variant.kernel] = (
@@ -320,7 +322,7 @@ class AscendOperations(DeviceBackend):
             [name for name in changing if not types[name].startswith("*")],
         )
         changing_types, fixed = [types[name] for name in changing], tuple(tensors.values())
-        kernel, sizes = kernel_of(variant), tuple(numbers.values())
+        sizes = tuple(numbers.values())
         return self.launcher.bind(
             Binding(kernel, variant, layout.num_groups, changing_types, fixed, sizes)
         )

@@ -2,7 +2,7 @@
 
 Tokens are dealt to programs in two ways (tokens.py), with the same result: by token, a tile of
 consecutive tokens each; or by request, the base case, over the grid (group_count, num_reqs·tiles +
-1). Further programs of the grid write PAD behind the last token. An entry's docstring declares its
+1). Further programs of the grid write PAD behind the last token. An entry's signature declares its
 arguments, and the backend takes their types from there (fused_slots/backends/entries.py).
 """
 
@@ -15,31 +15,31 @@ from fused_slots.kernels.gpu.tokens import map_or_pad, map_request_or_pad
 
 @triton.jit
 def slots_kernel(
-    slots_ptr,
-    idx_mapping_ptr,
-    query_start_loc_ptr,
-    positions_ptr,
-    replay_start_ptr,
-    replay_len_ptr,
-    slots_stride,
-    capacity,
-    num_reqs,
-    num_positions,
-    num_tokens_padded,
-    replay_window,
-    num_tiles,
-    num_pad,
-    query_len_inverse,
-    search_steps,
-    descriptor_ptr,
-    arena_ptr,
-    num_columns_ptr,
-    faults_ptr,
-    details_ptr,
-    num_groups,
-    max_num_reqs,
-    interleave,
-    interleave_shift,
+    slots_ptr: "*slot",
+    idx_mapping_ptr: "*index",
+    query_start_loc_ptr: "*i32",
+    positions_ptr: "*i64",
+    replay_start_ptr: "*i32",
+    replay_len_ptr: "*i32",
+    slots_stride: "i64",
+    capacity: "i32",
+    num_reqs: "i32",
+    num_positions: "i32",
+    num_tokens_padded: "i32",
+    replay_window: "i64",
+    num_tiles: "i32",
+    num_pad: "i32",
+    query_len_inverse: "i32",
+    search_steps: "i32",
+    descriptor_ptr: "*i32",
+    arena_ptr: "*i32",
+    num_columns_ptr: "*i32",
+    faults_ptr: "*i64",
+    details_ptr: "*i64",
+    num_groups: "i32",
+    max_num_reqs: "i32",
+    interleave: "i32",
+    interleave_shift: "i32",
     TILE: tl.constexpr,
     PAD_TILE: tl.constexpr,
     FLAT: tl.constexpr,
@@ -54,8 +54,9 @@ def slots_kernel(
     """Map a batch: grid (num_groups, num_tiles + num_pad), BY_REQUEST num_reqs·num_tiles + num_pad.
 
     Args:
-        slots_ptr: slot [G, slots_stride], written up to the capacity.
-        idx_mapping_ptr: index [num_reqs], each entry's row; FLAT: [num_positions], each token's.
+        slots_ptr: int32 or int64 [G, slots_stride], written up to the capacity.
+        idx_mapping_ptr: int32 or int64 [num_reqs], each entry's row; FLAT: [num_positions], each
+            token's.
         query_start_loc_ptr: int32 [num_reqs + 1], each entry's first token; FLAT: not read.
         positions_ptr: int64 [num_positions], each token's position in its request.
         replay_start_ptr: int32 [num_reqs], each entry's first replayed position; read if REPLAY.
@@ -82,16 +83,16 @@ def slots_kernel(
         max_num_reqs: int32, rows of each table.
         interleave: int32, consecutive tokens on one context parallel rank.
         interleave_shift: int32, its log2; used if POW2.
-        TILE: constant, tokens that a program maps at a time.
-        PAD_TILE: constant, slots that a program pads at a time.
-        FLAT: constant, the tokens are (row, position) pairs, without entries.
-        BY_REQUEST: constant, tiles are dealt to requests.
-        POW2: constant, every number that positions are divided by is a power of two.
-        SHARDED: constant, there is more than one context parallel rank.
-        RING: constant, there is a group of rings.
-        NULLS: constant, the manager has a null block, which is never written.
-        REPLAY: constant, replayed tokens of cacheable groups are PAD.
-        CHECKED: constant, the first faults are recorded one by one.
+        TILE: tokens that a program maps at a time.
+        PAD_TILE: slots that a program pads at a time.
+        FLAT: the tokens are (row, position) pairs, without entries.
+        BY_REQUEST: tiles are dealt to requests.
+        POW2: every number that positions are divided by is a power of two.
+        SHARDED: there is more than one context parallel rank.
+        RING: there is a group of rings.
+        NULLS: the manager has a null block, which is never written.
+        REPLAY: replayed tokens of cacheable groups are PAD.
+        CHECKED: the first faults are recorded one by one.
     """
     g = tl.program_id(0)
     batch = Batch(

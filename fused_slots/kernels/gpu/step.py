@@ -69,42 +69,42 @@ def write_chunk(program, num_write_chunks, generations_ptr, packet, tables, g, c
 
 @triton.jit
 def step_kernel(
-    slots_ptr,
-    gathered_ptr,
-    idx_mapping_ptr,
-    query_start_loc_ptr,
-    positions_ptr,
-    replay_start_ptr,
-    replay_len_ptr,
-    num_computed_ptr,
-    packet_ptr,
-    slots_stride,
-    capacity,
-    num_reqs,
-    num_positions,
-    num_tokens_padded,
-    replay_window,
-    num_entries,
-    num_helpers,
-    null_columns,
-    num_written_rows,
-    num_write_chunks,
-    num_gather,
-    num_tiles,
-    num_pad,
-    query_len_inverse,
-    search_steps,
-    descriptor_ptr,
-    arena_ptr,
-    num_columns_ptr,
-    generations_ptr,
-    state_ptr,
-    faults_ptr,
-    details_ptr,
-    num_groups,
-    max_num_reqs,
-    interleave,
-    interleave_shift,
+    slots_ptr: "*slot",
+    gathered_ptr: "*table",
+    idx_mapping_ptr: "*index",
+    query_start_loc_ptr: "*i32",
+    positions_ptr: "*i64",
+    replay_start_ptr: "*i32",
+    replay_len_ptr: "*i32",
+    num_computed_ptr: "*i32",
+    packet_ptr: "*i32",
+    slots_stride: "i64",
+    capacity: "i32",
+    num_reqs: "i32",
+    num_positions: "i32",
+    num_tokens_padded: "i32",
+    replay_window: "i64",
+    num_entries: "i32",
+    num_helpers: "i32",
+    null_columns: "i32",
+    num_written_rows: "i32",
+    num_write_chunks: "i32",
+    num_gather: "i32",
+    num_tiles: "i32",
+    num_pad: "i32",
+    query_len_inverse: "i32",
+    search_steps: "i32",
+    descriptor_ptr: "*i32",
+    arena_ptr: "*i32",
+    num_columns_ptr: "*i32",
+    generations_ptr: "*i32",
+    state_ptr: "*i64",
+    faults_ptr: "*i64",
+    details_ptr: "*i64",
+    num_groups: "i32",
+    max_num_reqs: "i32",
+    interleave: "i32",
+    interleave_shift: "i32",
     TILE: tl.constexpr,
     PAD_TILE: tl.constexpr,
     ENTRIES: tl.constexpr,
@@ -124,10 +124,11 @@ def step_kernel(
     """A step, or the parts of it that a call asks for: grid (num_groups, programs of the roles).
 
     Args:
-        slots_ptr: slot [G, slots_stride], written up to the capacity if there are num_tiles.
-        gathered_ptr: table [columns], int32, all groups' gathered tables, as arena_ptr; WHOLE:
-            int64 [G, 3], address, stride and width of each caller's table.
-        idx_mapping_ptr: index [num_reqs], each entry's row.
+        slots_ptr: int32 or int64 [G, slots_stride], written up to the capacity if there are
+            num_tiles.
+        gathered_ptr: int32 [columns], all groups' gathered tables, as arena_ptr; WHOLE: int64
+            [G, 3], address, stride and width of each caller's table.
+        idx_mapping_ptr: int32 or int64 [num_reqs], each entry's row.
         query_start_loc_ptr: int32 [num_reqs + 1], each entry's first token.
         positions_ptr: int64 [num_positions], each token's position in its request.
         replay_start_ptr: int32 [num_reqs], each entry's first replayed position; read if REPLAY.
@@ -164,21 +165,21 @@ def step_kernel(
         max_num_reqs: int32, rows of each table.
         interleave: int32, consecutive tokens on one context parallel rank.
         interleave_shift: int32, its log2; used if POW2.
-        TILE: constant, tokens that a program maps at a time.
-        PAD_TILE: constant, slots that a program pads at a time.
-        ENTRIES: constant, batch entries of a gathering program.
-        COLUMNS: constant, columns of each entry or record that are copied at a time.
-        STRETCH: constant, columns of one entry that are copied at a time by themselves.
-        STRETCH_COST: constant, columns of a tile that take as long as one stretch.
-        PART: constant, columns of a stretch at a time that is not copied straight.
-        RECORDS: constant, staged records of a writing program.
-        POW2: constant, every number that positions are divided by is a power of two.
-        SHARDED: constant, there is more than one context parallel rank.
-        RING: constant, there is a group of rings.
-        NULLS: constant, the manager has a null block, which is never written.
-        REPLAY: constant, replayed tokens of cacheable groups are PAD.
-        WHOLE: constant, rows are copied whole into callers' tables.
-        CHECKED: constant, the first faults are recorded one by one.
+        TILE: tokens that a program maps at a time.
+        PAD_TILE: slots that a program pads at a time.
+        ENTRIES: batch entries of a gathering program.
+        COLUMNS: columns of each entry or record that are copied at a time.
+        STRETCH: columns of one entry that are copied at a time by themselves.
+        STRETCH_COST: columns of a tile that take as long as one stretch.
+        PART: columns of a stretch at a time that is not copied straight.
+        RECORDS: staged records of a writing program.
+        POW2: every number that positions are divided by is a power of two.
+        SHARDED: there is more than one context parallel rank.
+        RING: there is a group of rings.
+        NULLS: the manager has a null block, which is never written.
+        REPLAY: replayed tokens of cacheable groups are PAD.
+        WHOLE: rows are copied whole into callers' tables.
+        CHECKED: the first faults are recorded one by one.
     """
     g = tl.program_id(0)
     x = tl.program_id(1)
