@@ -18,15 +18,7 @@ def as_scheduled(schedule: Schedule, steps: Iterable[ScheduleStep] | None = None
     An entry keeps the first position and the number of its tokens; dummies, rows that there are
     not, and rows that came before in the same call are left out. Drafts are no entries.
     """
-    return Schedule.from_steps(
-        _steps(schedule, schedule if steps is None else steps),
-        name=schedule.name,
-        groups=schedule.groups,
-        max_num_reqs=schedule.max_num_reqs,
-        max_num_batched_tokens=schedule.max_num_batched_tokens,
-        num_blocks=schedule.num_blocks,
-        metadata=schedule.metadata,
-    )
+    return schedule.with_steps(_steps(schedule, schedule if steps is None else steps))
 
 
 def _steps(schedule: Schedule, steps: Iterable[ScheduleStep]) -> Iterator[ScheduleStep]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntFlag
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -214,16 +215,17 @@ def decode(
         sizes = input_sizes(kind, entries, positions, max_num_reqs)
         begin, place = place, place + sum(sizes)
         parts = np.split(arrays["inputs"][begin:place], np.cumsum(sizes)[:-1])
-        yield _step(fields, parts, appends, owners, held)
+        yield as_call(fields, parts, appends, owners, held)
 
 
-def _step(
+def as_call(
     fields: Sequence[int],
     parts: Sequence[Int32Array],
     appends: tuple[Append, ...],
-    owners: Mapping[int, int],
-    held: Sequence[Mapping[int, Int32Array]],
+    owners: Mapping[int, int] = MappingProxyType({}),
+    held: Sequence[Mapping[int, Int32Array]] = (),
 ) -> ScheduleStep:
+    """A call of these `FIELDS` and inputs, and the requests and blocks of its rows, if known."""
     kind, entries, _, num_reqs_padded, num_tokens_padded, slots_width, _ = fields
     index, starts, positions, computed, replay_start, replay_len = (part.copy() for part in parts)
     rows: AnyIntArray = index.view(np.int64) if kind & Kind.WIDE_INDEX else index
@@ -280,9 +282,10 @@ def validate_calls(
     *,
     groups: Sequence[KVCacheGroup],
     max_num_reqs: int,
+    max_num_batched_tokens: int,
     num_blocks: int,
 ) -> None:
-    """Check everything that decoding and replaying relies on.
+    """Check everything that decoding and replaying relies on; a call may have any tokens.
 
     Raises:
         ScheduleError: names the array, the first bad item, its group and what was allowed.

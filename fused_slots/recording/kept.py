@@ -17,7 +17,7 @@ from fused_slots.host.rows import host_half
 from fused_slots.host.staging import StagedWrites
 from fused_slots.layout import TableLayout
 from fused_slots.observe import process_rank
-from fused_slots.recording.calls import Kind, input_sizes
+from fused_slots.recording.calls import as_call, input_sizes
 from fused_slots.recording.steps import Append, Call, ScheduleStep
 
 Inputs = torch.Tensor | npt.NDArray[np.int32] | None
@@ -37,37 +37,14 @@ class Recorded(NamedTuple):
 
 
 def as_step(layout: TableLayout, recorded: Recorded, inputs: Inputs) -> ScheduleStep:
-    kind = recorded.kind
-    sizes = input_sizes(kind, *recorded[1:3], layout.max_num_reqs)
+    sizes = input_sizes(*recorded[:3], layout.max_num_reqs)
     values = inputs.cpu().numpy() if isinstance(inputs, torch.Tensor) else inputs
     numbers = np.zeros(0, np.int32) if values is None else values[: sum(sizes)]
     parts = np.split(numbers, np.cumsum(sizes)[:-1])
-    index, starts, positions, computed, replay_start, replay_len = map(np.copy, parts)
     writes = recorded.writes
     if isinstance(writes, tuple):
         writes = _appends(layout, unpack_writes(writes[0], layout, writes[1]))
-    return ScheduleStep(
-        appends=tuple(writes or ()),
-        request_ids=np.zeros(0, np.int32),
-        idx_mapping=index.view(np.int64) if kind & Kind.WIDE_INDEX else index,
-        query_start_loc=starts,
-        positions=positions.view(np.int64),
-        num_computed_tokens=computed,
-        expected_blocks=(),
-        call=Call(
-            bool(kind & Kind.GATHERS),
-            bool(kind & Kind.MAPS),
-            bool(kind & Kind.DRAFTS),
-            *recorded[3:5],
-            bool(kind & Kind.TABLES_OUT),
-            recorded.slots_width,
-            bool(kind & Kind.INTO_STEPS),
-            bool(kind & Kind.COMPUTED),
-            replay_start if kind & Kind.REPLAY_START else None,
-            replay_len if kind & Kind.REPLAY_LEN else None,
-            bool(kind & Kind.GRAPH),
-        ),
-    )
+    return as_call((*recorded[:6], 0), parts, tuple(writes or ()))
 
 
 def row_step(rows: Sequence[Append]) -> ScheduleStep:

@@ -235,15 +235,8 @@ def _cut(
     }
     if last != len(keep) - 1:
         metadata["state"] = {}  # of the end of the file
-    return Schedule.from_steps(
-        steps(),
-        name=schedule.name,
-        groups=schedule.groups,
-        max_num_reqs=schedule.max_num_reqs,
-        max_num_batched_tokens=schedule.max_num_batched_tokens,
-        num_blocks=num_blocks,
-        metadata=metadata,
-        settings=schedule.settings,
+    return schedule.with_steps(
+        steps(), num_blocks=num_blocks, metadata=metadata, settings=schedule.settings
     )
 
 

@@ -89,69 +89,65 @@ def repeat_call(tables: AscendBlockTables, call: Call, batch: Batch) -> Results:
         InvalidArgumentError: the host sees what a device counted as a fault.
     """
 
-    def on_device(values: AnyIntArray | None) -> torch.Tensor | None:
-        return None if values is None else torch.from_numpy(values).to(tables.device)
+    def on_device(values: AnyIntArray) -> torch.Tensor:
+        return torch.from_numpy(values).to(tables.device)
 
     rows, positions = on_device(batch.idx_mapping), on_device(batch.positions)
-    assert rows is not None
-    assert positions is not None
-    slots_out = None
-    if call.into_steps:
-        slots_out = tables.slot_mappings
-    elif call.slots_width:
-        shape = (tables.num_kv_cache_groups, call.slots_width)
-        slots_out = torch.full(shape, 7, dtype=torch.int64, device=tables.device)
-    slots = slots_out
-    if call.drafts:
-        slots = tables._backend.draft_slot_mappings if slots_out is None else slots_out
-        tables.map_tokens(rows, positions, slots_out)
-        return Results((), slots)
-    if call.maps and slots is None:
-        slots = tables.slot_mappings
-    nothing = torch.empty(0, 0, dtype=torch.int64, device="cpu")
+    starts = on_device(batch.query_start_loc)
     computed = on_device(batch.num_computed_tokens) if call.has_computed else None
-    starts, lens = on_device(call.replay_start), on_device(call.replay_len)
-    query_start_loc = on_device(batch.query_start_loc)
-    assert query_start_loc is not None
+    replay_start, replay_len = (
+        None if values is None else on_device(values)
+        for values in (call.replay_start, call.replay_len)
+    )
+    out = _slots_out(tables, call)
+    slots = tables.slot_mappings if out is None else out
+    nothing = torch.empty(0, 0, dtype=torch.int64, device="cpu")
+    if call.drafts:
+        tables.map_tokens(rows, positions, out)
+        return Results((), tables._backend.draft_slot_mappings if out is None else out)
     if call.gathers and call.maps:
         tables.step(
-            rows,
-            query_start_loc,
-            positions,
+            *(rows, starts, positions),
             num_reqs_padded=call.num_reqs_padded,
             num_tokens_padded=call.num_tokens_padded,
             num_computed_tokens=computed,
-            replay_start=starts,
-            replay_len=lens,
+            replay_start=replay_start,
+            replay_len=replay_len,
         )
-        assert slots is not None
         return Results(tables.input_block_tables, slots)
     tables.apply_staged_writes()
     if call.gathers:
-        out = None
-        if call.tables_out:
-            size = max(call.num_reqs_padded, len(rows))
-            out = [
-                torch.full((size, width), 7, dtype=torch.int32, device=tables.device)
-                for width in tables.layout.widths
-            ]
-        tables.gather_block_tables(rows, call.num_reqs_padded, out, None, computed)
-        if out is None:
-            return Results(tables.input_block_tables, nothing)
-        return Results([table[: call.num_reqs_padded] for table in out], nothing)
+        return Results(_gather(tables, call, rows, computed), nothing)
     if call.maps:
         tables.compute_slot_mappings(
-            rows,
-            query_start_loc,
-            positions,
-            call.num_tokens_padded,
-            slots_out,
-            starts,
-            lens,
+            *(rows, starts, positions, call.num_tokens_padded, out, replay_start, replay_len)
         )
-        assert slots is not None
         return Results((), slots)
     return Results((), nothing)
+
+
+def _slots_out(tables: AscendBlockTables, call: Call) -> torch.Tensor | None:
+    if call.into_steps:
+        return tables.slot_mappings
+    if not call.slots_width:
+        return None
+    shape = (tables.num_kv_cache_groups, call.slots_width)
+    return torch.full(shape, 7, dtype=torch.int64, device=tables.device)
+
+
+def _gather(
+    tables: AscendBlockTables, call: Call, rows: torch.Tensor, computed: torch.Tensor | None
+) -> Sequence[torch.Tensor]:
+    if not call.tables_out:
+        tables.gather_block_tables(rows, call.num_reqs_padded, None, None, computed)
+        return tables.input_block_tables
+    size = max(call.num_reqs_padded, len(rows))
+    out = [
+        torch.full((size, width), 7, dtype=torch.int32, device=tables.device)
+        for width in tables.layout.widths
+    ]
+    tables.gather_block_tables(rows, call.num_reqs_padded, out, None, computed)
+    return [table[: call.num_reqs_padded] for table in out]
 
 
 def state_digests(tables: BaseTables) -> dict[str, str]:

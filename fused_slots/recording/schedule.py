@@ -1,8 +1,6 @@
-"""A recorded schedule: what a scheduler asked of the block tables, step by step, and the truth.
+"""A recorded schedule, and its file: the steps of a scheduler, or the calls of a manager.
 
-Block lists of running requests hardly change from step to step, so the truth is kept as edits
-(column, block) of what the same row held the last time it was scheduled. Decoding goes forward and
-holds one step at a time.
+Decoding goes forward and holds one step at a time.
 """
 
 from __future__ import annotations
@@ -22,11 +20,9 @@ from fused_slots.recording.archive import DAMAGE, MAX_BYTES, check_size, damaged
 from fused_slots.recording.arrays import (
     ARRAYS,
     Int32Array,
-    Int64Array,
     ScheduleError,
     ScheduleSizeError,
     UnknownRecordingError,
-    ends,
     validate,
 )
 from fused_slots.recording.calls import (
@@ -38,6 +34,7 @@ from fused_slots.recording.calls import (
     split,
     validate_calls,
 )
+from fused_slots.recording.scheduler_steps import decode_steps, encode_steps
 from fused_slots.recording.shipped import list_recordings, read_recording
 from fused_slots.recording.steps import Append, Call, ScheduleStep
 
@@ -104,21 +101,14 @@ class Schedule:
         }
         if settings is not None:
             return cls._checked({**header, "settings": settings}, encode(steps, len(groups)), {})
-        columns: dict[str, list[int]] = {array: [] for array in ARRAYS}
-        events = {}
-        truth = _empty_truth(groups, max_num_reqs)
-        last: dict[tuple[int, int], Int32Array] = {}  # an array that came before has no edits
-        try:
-            for index, step in enumerate(steps):
-                _encode_step(columns, step, truth, last)
-                if step.events:
-                    events[index] = tuple(step.events)
-            arrays = {array: np.array(values, np.int32) for array, values in columns.items()}
-        except (IndexError, ValueError, OverflowError) as error:
-            raise ScheduleError(
-                f"step {index}", expected="a step that fits the groups and sizes", actual=str(error)
-            ) from error
+        arrays, events = encode_steps(steps, groups, max_num_reqs)
         return cls._checked(header, arrays, events)
+
+    def with_steps(self, steps: Iterable[ScheduleStep], **changes: Any) -> Schedule:
+        """Other steps of these groups and sizes: a scheduler's, or with `settings` calls."""
+        names = ("name", "groups", "max_num_reqs", "max_num_batched_tokens", "num_blocks")
+        same = {name: getattr(self, name) for name in (*names, "metadata")}
+        return Schedule.from_steps(steps, **{**same, **changes})
 
     @classmethod
     def _checked(
@@ -127,32 +117,17 @@ class Schedule:
         arrays: Mapping[str, Int32Array],
         events: Mapping[int, tuple[str, ...]],
     ) -> Schedule:
-        num_groups = len(header["groups"])
-        if header.get("settings") is not None:
-            shaped = {
-                array: arrays[array].reshape(-1, num_groups) if by_group else arrays[array]
-                for array, by_group in CALL_ARRAYS.items()
-            }
-            shaped["calls"] = shaped["calls"].reshape(-1, len(FIELDS))
-            schedule = cls(**header, _arrays=shaped, _events=events)
-            validate_calls(
-                shaped,
-                groups=schedule.groups,
-                max_num_reqs=schedule.max_num_reqs,
-                num_blocks=schedule.num_blocks,
-            )
-            return schedule
+        of_calls, num_groups = header.get("settings") is not None, len(header["groups"])
         shaped = {
             array: arrays[array].reshape(-1, num_groups) if by_group else arrays[array]
-            for array, by_group in ARRAYS.items()
+            for array, by_group in (CALL_ARRAYS if of_calls else ARRAYS).items()
         }
+        if of_calls:
+            shaped["calls"] = shaped["calls"].reshape(-1, len(FIELDS))
         schedule = cls(**header, _arrays=shaped, _events=events)
-        validate(
-            shaped,
-            groups=schedule.groups,
-            max_num_reqs=schedule.max_num_reqs,
-            max_num_batched_tokens=schedule.max_num_batched_tokens,
-            num_blocks=schedule.num_blocks,
+        sizes = ("groups", "max_num_reqs", "max_num_batched_tokens", "num_blocks")
+        (validate_calls if of_calls else validate)(
+            shaped, **{size: getattr(schedule, size) for size in sizes}
         )
         return schedule
 
@@ -178,58 +153,9 @@ class Schedule:
 
     def steps(self) -> Iterator[ScheduleStep]:
         """Decode from the first step on; every array of a step is the caller's to keep."""
-        arrays = self._arrays
         if self.settings is not None:
-            yield from decode(arrays, self.groups, self.max_num_reqs)
-            return
-        entry_ends, append_ends = ends(arrays["step_entries"]), ends(arrays["step_appends"])
-        edit_ends, block_ends = ends(arrays["truth_edits"]), ends(arrays["append_counts"])
-        truth = _empty_truth(self.groups, self.max_num_reqs)
-        num_computed_tokens = np.zeros(self.max_num_reqs, np.int32)
-        entry = append = 0
-        for index in range(len(self)):
-            entries = range(entry, entry := int(entry_ends[index]))
-            appends = range(append, append := int(append_ends[index]))
-            span = slice(entries.start, entries.stop)
-            rows, computed = arrays["rows"][span].copy(), arrays["num_computed"][span]
-            query_start_loc = np.zeros(len(entries) + 1, np.int32)
-            np.cumsum(arrays["num_scheduled"][span], out=query_start_loc[1:])
-            num_computed_tokens[rows] = computed
-            token_offset = np.repeat(computed - query_start_loc[:-1], np.diff(query_start_loc))
-            yield ScheduleStep(
-                appends=tuple(self._append(a, block_ends) for a in appends),
-                request_ids=arrays["request_ids"][span].copy(),
-                idx_mapping=rows,
-                query_start_loc=query_start_loc,
-                positions=token_offset.astype(np.int64) + np.arange(query_start_loc[-1]),
-                num_computed_tokens=num_computed_tokens.copy(),
-                expected_blocks=self._apply_edits(truth, entries, edit_ends),
-                events=self._events.get(index, ()),
-            )
-
-    def _append(self, append: int, block_ends: Int64Array) -> Append:
-        counts = self._arrays["append_counts"][append]
-        stops = block_ends[append]
-        blocks = self._arrays["append_blocks"]
-        return Append(
-            int(self._arrays["append_rows"][append]),
-            tuple(blocks[end - n : end].tolist() for n, end in zip(counts, stops, strict=True)),
-            bool(self._arrays["append_overwrite"][append]),
-        )
-
-    def _apply_edits(
-        self, truth: list[Int32Array], entries: range, edit_ends: Int64Array
-    ) -> tuple[tuple[Int32Array, ...], ...]:
-        arrays = self._arrays
-        blocks_of: list[list[Int32Array]] = [[] for _ in self.groups]
-        for entry in entries:
-            row = arrays["rows"][entry]
-            for g, held in enumerate(truth):
-                end = int(edit_ends[entry, g])
-                edits = slice(end - int(arrays["truth_edits"][entry, g]), end)
-                held[row, arrays["edit_columns"][edits]] = arrays["edit_blocks"][edits]
-                blocks_of[g].append(held[row, : arrays["truth_blocks"][entry, g]].copy())
-        return tuple(tuple(blocks) for blocks in blocks_of)
+            return decode(self._arrays, self.groups, self.max_num_reqs)
+        return decode_steps(self._arrays, self.groups, self.max_num_reqs, self._events)
 
     def save(self, path: str | Path) -> None:
         """Write the schedule; the same schedule always gives the same bytes."""
@@ -312,42 +238,6 @@ def load_recording(name: str, max_bytes: int = MAX_BYTES) -> Schedule:
             "recording", expected=f"a file, or one of {known}", actual=repr(name)
         )
     return _parse(io.BytesIO(read_recording(name)), name, max_bytes)[0]
-
-
-def _empty_truth(groups: Iterable[KVCacheGroup], max_num_reqs: int) -> list[Int32Array]:
-    return [np.zeros((max_num_reqs, group.max_num_blocks), np.int32) for group in groups]
-
-
-def _encode_step(
-    columns: dict[str, list[int]],
-    step: ScheduleStep,
-    truth: list[Int32Array],
-    last: dict[tuple[int, int], Int32Array],
-) -> None:
-    columns["step_entries"].append(len(step.idx_mapping))
-    columns["step_appends"].append(len(step.appends))
-    columns["request_ids"].extend(step.request_ids.tolist())
-    columns["rows"].extend(step.idx_mapping.tolist())
-    columns["num_scheduled"].extend(np.diff(step.query_start_loc).tolist())
-    columns["num_computed"].extend(step.positions[step.query_start_loc[:-1]].tolist())
-    for append in step.appends:
-        columns["append_rows"].append(append.req_index)
-        columns["append_overwrite"].append(append.overwrite)
-        for block_ids in append.block_ids:
-            columns["append_counts"].append(len(block_ids))
-            columns["append_blocks"].extend(block_ids)
-    nothing = np.zeros(0, np.int64)
-    for entry, row in enumerate(step.idx_mapping.tolist()):
-        for g, (held, blocks_of) in enumerate(zip(truth, step.expected_blocks, strict=True)):
-            blocks, edited = blocks_of[entry], nothing
-            if last.get((g, row)) is not blocks:
-                last[g, row] = blocks
-                edited = np.flatnonzero(held[row, : len(blocks)] != blocks)
-                held[row, edited] = blocks[edited]
-            columns["truth_blocks"].append(len(blocks))
-            columns["truth_edits"].append(len(edited))
-            columns["edit_columns"].extend(edited.tolist())
-            columns["edit_blocks"].extend(blocks[edited].tolist())
 
 
 def _parse(file: BinaryIO, source: str, max_bytes: int) -> tuple[Schedule, ...]:

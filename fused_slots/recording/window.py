@@ -54,13 +54,5 @@ def window(schedule: Schedule, first: int, last: int) -> tuple[Schedule, int]:
                 for append in step.appends:
                     rows[append.req_index] = append.after(rows.get(append.req_index))
 
-    part = Schedule.from_steps(
-        steps(),
-        name=schedule.name,
-        groups=schedule.groups,
-        max_num_reqs=schedule.max_num_reqs,
-        max_num_batched_tokens=schedule.max_num_batched_tokens,
-        num_blocks=schedule.num_blocks,
-        metadata=schedule.metadata,
-    )
+    part = schedule.with_steps(steps())
     return part, num_rows_before

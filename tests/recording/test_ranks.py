@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,7 +259,9 @@ def test_a_replicated_token_with_another_slot_on_one_rank(files: list[str]) -> N
             ),
         )
 
-    other = rebuilt(ranks[1], map(changed, ranks[1]), num_blocks=ranks[1].num_blocks + 7)
+    other = ranks[1].with_steps(
+        map(changed, ranks[1]), num_blocks=ranks[1].num_blocks + 7, settings=ranks[1].settings
+    )
     texts = [f for f in RanksCheck([ranks[0], other]) if f.kind is FindingKind.NOT_ONE_OWNER]
     assert any("in group 1 (replicated) have another slot on one rank than" in f for f in texts)
 
@@ -282,12 +284,6 @@ def test_a_call_missed_before_the_recordings_shifts_the_numbers(
     assert "call n is" not in ranks[1].metadata["aligned"]
 
 
-def rebuilt(whole: Schedule, steps: Iterable[ScheduleStep], **changes: Any) -> Schedule:
-    names = ("name", "groups", "max_num_reqs", "max_num_batched_tokens", "num_blocks", "metadata")
-    kept = {name: getattr(whole, name) for name in (*names, "settings")}
-    return Schedule.from_steps(steps, **{**kept, **changes})
-
-
 def with_graphs(whole: Schedule, forgotten: int) -> Schedule:
     """Calls without writes are replays of a graph, of which the ring has forgotten some."""
     steps, replays, hosts = [], 0, 0
@@ -306,7 +302,7 @@ def with_graphs(whole: Schedule, forgotten: int) -> Schedule:
         "calls_before": 40,
         "calls_of_graphs_before": 9 + forgotten,
     }
-    return rebuilt(whole, steps, metadata=metadata)
+    return whole.with_steps(steps, metadata=metadata, settings=whole.settings)
 
 
 def test_replays_of_graphs_are_aligned_by_their_own_numbers(files: list[str]) -> None:
