@@ -42,15 +42,12 @@ def plain_request(
         BlockIdError: an id is not an int the group accepts.
         RowCapacityError: a row would hold more columns than it has.
     """
-    check_request(layout, req_index, new_block_ids, overwrite)
-    lists = []
-    for g, group_ids in enumerate(new_block_ids):
-        lists.append(plain_ids(layout, req_index, g, group_ids))
-        begin = 0 if overwrite else int(lengths[req_index, g])
-        end = begin + len(lists[g]) * layout.groups[g].columns_per_block
-        if lists[g] and end > layout.widths[g]:
-            raise_over_capacity(layout, req_index, g, begin, end)
-    return int(req_index), lists, bool(overwrite)
+    row = check_row(layout, req_index)
+    if not isinstance(overwrite, (bool, np.bool_)):
+        raise InvalidArgumentError("overwrite", expected="True or False", actual=repr(overwrite))
+    check_lists(layout, f"new_block_ids of request row {row}", new_block_ids, "lists")
+    begins = [0] * layout.num_groups if overwrite else lengths[row].tolist()
+    return row, _plain_lists(layout, row, begins, new_block_ids), bool(overwrite)
 
 
 def plain_write(
@@ -75,8 +72,8 @@ def plain_write(
     row = check_row(layout, req_index)
     check_lists(layout, f"new_block_ids of request row {row}", new_block_ids, "lists")
     check_lists(layout, f"first_blocks of request row {row}", first_blocks, "numbers")
-    begins, lists = [], []
-    for g, (first, group_ids) in enumerate(zip(first_blocks, new_block_ids, strict=True)):
+    begins = []
+    for g, first in enumerate(first_blocks):
         n = layout.groups[g].columns_per_block
         held = int(lengths[row, g]) // n
         if not _is_int(first) or not 0 <= first <= held:
@@ -86,11 +83,20 @@ def plain_write(
                 actual=repr(first),
             )
         begins.append(int(first) * n)
+    return row, begins, _plain_lists(layout, row, begins, new_block_ids)
+
+
+def _plain_lists(
+    layout: TableLayout, row: int, begins: Sequence[int], new_block_ids: Sequence[Sequence[int]]
+) -> list[list[int]]:
+    """All groups' ids as Python ints, for a row that goes on at these columns."""
+    lists = []
+    for g, (begin, group_ids) in enumerate(zip(begins, new_block_ids, strict=True)):
         lists.append(plain_ids(layout, row, g, group_ids))
-        end = begins[g] + len(lists[g]) * n
-        if end > layout.widths[g]:
-            raise_over_capacity(layout, row, g, begins[g], end)
-    return row, begins, lists
+        end = begin + len(lists[g]) * layout.groups[g].columns_per_block
+        if lists[g] and end > layout.widths[g]:
+            raise_over_capacity(layout, row, g, begin, end)
+    return lists
 
 
 def check_row(layout: TableLayout, req_index: int, argument: str = "req_index") -> int:
@@ -107,23 +113,6 @@ def check_row(layout: TableLayout, req_index: int, argument: str = "req_index") 
             hint="max_num_reqs sets the number of rows",
         )
     return int(req_index)
-
-
-def check_request(
-    layout: TableLayout,
-    req_index: int,
-    new_block_ids: Sequence[Sequence[int]],
-    overwrite: bool,
-) -> None:
-    """Check everything about a call but its ids.
-
-    Raises:
-        InvalidArgumentError: no such row, not one list per group, or overwrite is no bool.
-    """
-    check_row(layout, req_index)
-    if not isinstance(overwrite, (bool, np.bool_)):
-        raise InvalidArgumentError("overwrite", expected="True or False", actual=repr(overwrite))
-    check_lists(layout, f"new_block_ids of request row {req_index}", new_block_ids, "lists")
 
 
 def plain_ids(layout: TableLayout, req_index: int, g: int, group_ids: Sequence[int]) -> list[int]:
