@@ -40,14 +40,6 @@ _ANNOUNCED_BYTES = 2 << 20
 """Files that take a second or more to read."""
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A report, and why its picture could not be written."""
-
-    report: DemoReport
-    error: str = ""
-
-
 def run_demo_command(args: argparse.Namespace) -> Result:
     """Replay one recording or all of them."""
     names = list_recordings() if args.recording == "all" else (args.recording,)
@@ -64,11 +56,12 @@ def run_demo_command(args: argparse.Namespace) -> Result:
     ]
     for picture in pictures if draw else ():
         check_writable(picture)
-    drawn = [
-        _replay(args, load_schedule(name, args.max_mib << 20), picture if draw else None)
-        for name, picture in zip(names, pictures, strict=True)
-    ]
-    return _results(drawn)
+    return _results(
+        [
+            _replay(args, load_schedule(name, args.max_mib << 20), picture if draw else None)
+            for name, picture in zip(names, pictures, strict=True)
+        ]
+    )
 
 
 def run_replay(args: argparse.Namespace) -> Result:
@@ -80,11 +73,10 @@ def run_replay(args: argparse.Namespace) -> Result:
     if len(ranks) > 1:
         ranks = tuple(replace(r, name=f"{r.name}, rank {n}") for n, r in enumerate(ranks))
     first, *others = ranks
-    drawn = _replay(args, first, args.picture)
+    report = _replay(args, first, args.picture)
     if others:
-        return _results([drawn, *(_replay(args, rank, None) for rank in others)])
-    report = drawn.report
-    return _result({"good": report.good, **report.document()}, report.text(), drawn.error)
+        return _results([report, *(_replay(args, rank, None) for rank in others)])
+    return _result({"good": report.good, **report.document()}, report.text(), report.error)
 
 
 def run_check(args: argparse.Namespace) -> Result:
@@ -193,7 +185,7 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {label}" for label, count in counts.items() if count) or "none"
 
 
-def _replay(args: argparse.Namespace, schedule: Schedule, picture: Path | None) -> _Drawn:
+def _replay(args: argparse.Namespace, schedule: Schedule, picture: Path | None) -> DemoReport:
     if args.backend:
         os.environ[env.BACKEND.name] = args.backend
     film = None if picture is None else Film(schedule)
@@ -206,21 +198,20 @@ def _replay(args: argparse.Namespace, schedule: Schedule, picture: Path | None) 
     )
     steps = with_progress(args, replay, len(schedule), schedule.name)
     report = run_demo(replay, film, steps)
-    if film is None or picture is None:
-        return _Drawn(report)
-    try:
-        report.picture = str(film.draw(picture))
-    except OSError as error:  # what was found is printed all the same
-        return _Drawn(report, f"{error.filename or picture}: {error.strerror or error}")
-    return _Drawn(report)
+    if film is not None and picture is not None:
+        try:
+            report.picture = str(film.draw(picture))
+        except OSError as error:  # what was found is printed all the same
+            report.error = f"{error.filename or picture}: {error.strerror or error}"
+    return report
 
 
-def _results(drawn: Sequence[_Drawn]) -> Result:
-    good = all(one.report.good for one in drawn)
+def _results(reports: Sequence[DemoReport]) -> Result:
+    good = all(report.good for report in reports)
     return _result(
-        {"good": good, "replays": [one.report.document() for one in drawn]},
-        "\n\n".join(one.report.text() for one in drawn),
-        next((one.error for one in drawn if one.error), ""),
+        {"good": good, "replays": [report.document() for report in reports]},
+        "\n\n".join(report.text() for report in reports),
+        next((report.error for report in reports if report.error), ""),
     )
 
 

@@ -41,6 +41,8 @@ class DemoReport:
     events: Counter[str] = field(default_factory=Counter)
     requests: set[int] = field(default_factory=set)
     picture: str = ""
+    error: str = ""
+    """Why the picture could not be written."""
 
     @property
     def good(self) -> bool:

@@ -12,8 +12,6 @@ into a ring of its own, with the number of the last call that the host had made 
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,27 +20,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fused_slots import env
 from fused_slots.backends.base import Step
-from fused_slots.faults import FaultCode, InvalidArgumentError
+from fused_slots.faults import InvalidArgumentError
 from fused_slots.groups import PAD_SLOT_ID
 from fused_slots.host.rows import HostRows
 from fused_slots.layout import TableLayout
-from fused_slots.logs import logger
-from fused_slots.observe import process_rank
 from fused_slots.recording.calls import Kind, input_sizes
 from fused_slots.recording.kept import Inputs, Recorded, as_step, row_step, rows_of, surroundings
 from fused_slots.recording.repeat import state_digests
 from fused_slots.recording.schedule import Schedule
 from fused_slots.recording.steps import Append
+from fused_slots.recording.triggers import Triggers, write_file
 
 if TYPE_CHECKING:
     from fused_slots.base_tables import BaseTables
-
-_requests = 0
-"""Files that signals have asked for; recorders look at it behind every call."""
-_files = 0
-"""Files that this process has written by itself."""
 
 
 class FlightRecorder:
@@ -58,9 +49,7 @@ class FlightRecorder:
         self._tables, self._backend, self._layout = tables, backend, backend.layout
         self.num_calls = num_calls
         self._is_capturing = backend.is_capturing
-        self._seen_requests = _requests
-        self._faults = FaultWatch(tables) if env.RECORD_FAULTS.read() else None
-        self._last_file = -num_calls
+        self._triggers = Triggers(tables, num_calls)
         self._captured: list[Recorded] = []
         self._first_capture = self._number = 0
         """Calls of the host before the first capture, and so far."""
@@ -80,7 +69,6 @@ class FlightRecorder:
         }
         for name, hook in hooks.items():
             setattr(backend, name, hook)
-        watch_signal()
 
     def restart(self) -> None:
         """Forget all calls; the recording begins with the tables as they are."""
@@ -259,34 +247,8 @@ class FlightRecorder:
         if len(self._newer) == self.num_calls:
             self._older, self._newer = self._newer, []
             self._older_tables, self._newer_tables = self._newer_tables, self._copy_tables()
-        if self._seen_requests != _requests:
-            self._seen_requests = _requests
-            self._write("on a signal")
-        elif (
-            self._faults is not None
-            and self._faults.grew()
-            and self._number - self._last_file >= self.num_calls  # so files share no call
-        ):
-            self._last_file = self._number
-            self._write("for a fault")
-
-    def _write(self, reason: str) -> None:
-        """Write a file into the folder for it; whatever goes wrong, the engine goes on."""
-        global _files
-        folder = env.RECORD_DIR.read()
-        if not folder:
-            logger.warning("No recording is written %s: FUSED_SLOTS_RECORD_DIR is not set", reason)
-            return
-        _files += 1
-        name = f"fused_slots-rank{process_rank()}-pid{os.getpid()}-{_files}.npz.xz"
-        try:
-            logger.warning(
-                "Recording written %s: %s", reason, self.save(Path(folder, name), reason)
-            )
-        except Exception as error:
-            logger.warning(
-                "No recording is written %s: %s: %s", reason, type(error).__name__, error
-            )
+        if reason := self._triggers.reason(self._number):
+            write_file(self.save, reason)
 
     def _copy_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         return self._backend.arena.clone(), self._backend.num_columns.clone()
@@ -320,53 +282,6 @@ class GraphRing:
         for line in self.ring.cpu().numpy():
             if line[0] >= 0:
                 yield int(line[1]), int(line[2]), int(line[0]), line[3:]
-
-
-class FaultWatch:
-    """Looks at the counters of chosen faults, without waiting for the device.
-
-    Raises:
-        ConfigurationError: FUSED_SLOTS_RECORD_FAULTS names a fault that there is not.
-    """
-
-    def __init__(self, tables: BaseTables) -> None:
-        names = env.record_faults()
-        self._codes = [code for code in FaultCode if code.name.lower() in names or "any" in names]
-        self._reader = tables._backend.fault_reader()
-        self._last = 0
-        self._reader.start()
-
-    def grew(self) -> bool:
-        """Whether there are more than the last time; a call or two late."""
-        if not self._reader.arrived():
-            return False
-        count = int(self._reader.read()[self._codes].sum())
-        self._reader.start()
-        grew, self._last = count > self._last, count
-        return grew
-
-
-def watch_signal() -> None:
-    """Let FUSED_SLOTS_RECORD_SIGNAL ask all recorders for a file, behind their next calls."""
-    choice = env.RECORD_SIGNAL.read()
-    if not choice:
-        return
-    number = getattr(signal, f"SIG{choice.upper()}")
-    before = signal.getsignal(number)
-    if getattr(before, "is_fused_slots", False):
-        return
-
-    def handler(signum: int, frame: Any) -> None:
-        global _requests
-        _requests += 1
-        if callable(before):
-            before(signum, frame)
-
-    handler.is_fused_slots = True  # type: ignore[attr-defined]
-    try:
-        signal.signal(number, handler)
-    except ValueError:
-        logger.warning("SIG%s writes no recording: this is not the main thread", choice.upper())
 
 
 def _fills_slots(calls: Sequence[tuple[Any, Recorded, Any]]) -> bool:
