@@ -1,6 +1,6 @@
 """Microseconds of a launch on an Ascend NPU, by a model of four pipes; nothing here was timed.
 
-    python -m bench.ascend_model --table             # in .venv-ascend; the tables of docs/ascend.md
+    python -m bench.ascend_model --table             # in .venv-ascend; docs/evidence/ascend.md
     python -m bench.ascend_model --cores 40 --row "decode 256"
     python -m bench.ascend_model --fit --held-out    # how well it does on the published times
 
@@ -322,7 +322,7 @@ COLUMNS = (
 
 
 def print_table(cores: Sequence[int], rows: Sequence[str]) -> None:
-    """A table for each number of cores, as docs/ascend.md holds them."""
+    """A table for each number of cores, as docs/evidence/ascend.md holds them."""
     public = {(row, form): theirs(row, form) for row in rows for form in ("slots", "step")}
     for number in cores:
         print(f"\n| {number} cores | {' | '.join(COLUMNS)} |")

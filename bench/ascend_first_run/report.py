@@ -23,7 +23,7 @@ ASSUMPTIONS = {
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Markdown tables of a result, as docs/ascend.md may hold them."""
+    """Markdown tables of a result, as docs/evidence/ascend.md may hold them."""
     parts = result["parts"]
     lines = [f"# {title(result)}", ""]
     versions = found(parts, "machine").get("versions", {})

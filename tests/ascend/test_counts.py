@@ -1,7 +1,7 @@
 """Work of the busiest of 40 cores, counted in executed code, against its budget and the goal.
 
 `counts.json` holds the budgets, written by `--write-budgets -n 0`. The public figures are those
-of the adaptive kernel that is public today, counted in the same executor (docs/ascend.md).
+of the adaptive kernel that is public today, counted in the same executor (docs/evidence/ascend.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every role of the kernels strides over its work, so a plan is free to take as many programs as the
 device has cores and no more: each further program on a core pays its prologue again. Like any
-plan it looks at sizes alone. Figures behind the choices: docs/ascend.md.
+plan it looks at sizes alone. Figures behind them: docs/evidence/ascend.md.
 """
 
 from __future__ import annotations
