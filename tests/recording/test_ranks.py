@@ -370,6 +370,16 @@ def test_numbers_that_a_file_claims_are_not_believed(
     assert f"metadata['{key}'] of {name}: expected" in refused([(name, odd), *others])
 
 
+@pytest.mark.parametrize("off", [-2, 1])
+def test_a_number_of_calls_that_is_not_that_of_the_file_is_refused(
+    off: int, files: list[str]
+) -> None:
+    (name, first), *others = loaded(files)
+    odd = replace(first, metadata={**first.metadata, "calls": len(first) + off})
+    text = refused([(name, odd), *others])
+    assert f"metadata['calls'] of {name}: expected {len(first)}; got {len(first) + off}" in text
+
+
 @pytest.fixture(name="merged")
 def _merged(files: list[str], tmp_path: Path) -> Path:
     (tmp_path / "all.npz.xz").write_bytes(pack_ranks(align(loaded(files))))
