@@ -61,6 +61,18 @@ class Kind(IntFlag):
     GRAPH = 512
 
 
+_CHOICES = {
+    "gathers": Kind.GATHERS,
+    "maps": Kind.MAPS,
+    "drafts": Kind.DRAFTS,
+    "tables_out": Kind.TABLES_OUT,
+    "into_steps": Kind.INTO_STEPS,
+    "has_computed": Kind.COMPUTED,
+    "graph": Kind.GRAPH,
+}
+"""The fields of a `Call` that are yes or no."""
+
+
 def encode(steps: Iterable[ScheduleStep], num_groups: int) -> dict[str, Int32Array]:
     """The arrays of calls."""
     calls: list[tuple[int, ...]] = []
@@ -90,16 +102,10 @@ def encode(steps: Iterable[ScheduleStep], num_groups: int) -> dict[str, Int32Arr
 
 def _fields(step: ScheduleStep, call: Call) -> tuple[int, ...]:
     choices = {
-        Kind.GATHERS: call.gathers,
-        Kind.MAPS: call.maps,
-        Kind.DRAFTS: call.drafts,
+        **{kind: getattr(call, name) for name, kind in _CHOICES.items()},
         Kind.WIDE_INDEX: step.idx_mapping.dtype == np.int64,
-        Kind.COMPUTED: call.has_computed,
         Kind.REPLAY_START: call.replay_start is not None,
         Kind.REPLAY_LEN: call.replay_len is not None,
-        Kind.TABLES_OUT: call.tables_out,
-        Kind.INTO_STEPS: call.into_steps,
-        Kind.GRAPH: call.graph,
     }
     return (
         sum(kind for kind, chosen in choices.items() if chosen),
@@ -163,16 +169,19 @@ def call_keys(arrays: Mapping[str, Int32Array], max_num_reqs: int) -> list[bytes
 
 def split(
     arrays: Mapping[str, Int32Array], counts: Sequence[int], max_num_reqs: int, num_groups: int
-) -> Iterator[dict[str, Int32Array]]:
+) -> list[dict[str, Int32Array]]:
     """Flat arrays of several recordings, one behind another, as those of each, to be validated.
 
     Args:
         arrays: as in a file.
-        counts: calls of each recording; the last one gets all that is left of every array.
+        counts: calls of each recording.
         max_num_reqs, num_groups: of all of them.
+
+    Raises:
+        ValueError: something is left.
     """
-    left = dict(arrays)
-    for number, count in enumerate(counts, start=1):
+    left, parts = dict(arrays), []
+    for count in counts:
         calls = left["calls"][: count * len(FIELDS)].reshape(-1, len(FIELDS))
         writes = int(calls[:, -1].sum(dtype=np.int64))
         blocks = int(left["write_counts"][: writes * num_groups].sum(dtype=np.int64))
@@ -183,13 +192,11 @@ def split(
             **dict.fromkeys(("write_begins", "write_counts"), writes * num_groups),
             "write_blocks": blocks,
         }
-        if min(lengths.values()) < 0:
-            raise ValueError(f"a recording of {lengths}")
-        if number == len(counts):
-            yield left
-        else:
-            yield {array: left[array][:length] for array, length in lengths.items()}
+        parts.append({array: left[array][:length] for array, length in lengths.items()})
         left = {array: left[array][length:] for array, length in lengths.items()}
+    if any(len(values) for values in left.values()):
+        raise ValueError(f"more in the arrays than the calls of {len(counts)} ranks have")
+    return parts
 
 
 def decode(
@@ -246,18 +253,12 @@ def as_call(
             tuple(of_group.get(row, nothing) for row in numbers) for of_group in held
         ),
         call=Call(
-            bool(kind & Kind.GATHERS),
-            bool(kind & Kind.MAPS),
-            bool(kind & Kind.DRAFTS),
-            num_reqs_padded,
-            num_tokens_padded,
-            bool(kind & Kind.TABLES_OUT),
-            slots_width,
-            bool(kind & Kind.INTO_STEPS),
-            bool(kind & Kind.COMPUTED),
-            replay_start if kind & Kind.REPLAY_START else None,
-            replay_len if kind & Kind.REPLAY_LEN else None,
-            bool(kind & Kind.GRAPH),
+            **{name: bool(kind & choice) for name, choice in _CHOICES.items()},
+            num_reqs_padded=num_reqs_padded,
+            num_tokens_padded=num_tokens_padded,
+            slots_width=slots_width,
+            replay_start=replay_start if kind & Kind.REPLAY_START else None,
+            replay_len=replay_len if kind & Kind.REPLAY_LEN else None,
         ),
     )
 

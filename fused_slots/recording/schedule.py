@@ -268,7 +268,7 @@ def _parse(file: BinaryIO, source: str, max_bytes: int) -> tuple[Schedule, ...]:
             counts, headers = _headers_of_ranks(header)
             parts = split(arrays, counts, rows, len(groups))
         else:
-            headers, parts = [header], iter([arrays])
+            headers, parts = [header], [arrays]
         check_size(source, num_bytes, max_bytes, "in block tables and slots", max_bytes)
         return tuple(
             Schedule._checked(header, part, events)

@@ -19,6 +19,7 @@ from fused_slots import BlockTableError
 from fused_slots.cli import main
 from fused_slots.recording.arrays import ScheduleError
 from fused_slots.recording.check import Finding, FindingKind
+from fused_slots.recording.kept import row_step
 from fused_slots.recording.ranks import align
 from fused_slots.recording.ranks_check import RanksCheck
 from fused_slots.recording.replay import Replay
@@ -29,7 +30,7 @@ from fused_slots.recording.schedule import (
     load_schedule,
     pack_ranks,
 )
-from fused_slots.recording.steps import ScheduleStep
+from fused_slots.recording.steps import Append, ScheduleStep
 from fused_slots.reference import Outcome
 from tests.recording.rank_files import Rank, record_rank
 from tests.recording.small_schedules import schedule
@@ -122,6 +123,16 @@ def replaying(
     )
 
 
+def padded(
+    rank: Rank, turn: int, rows: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor
+) -> None:
+    rank.tables.step(
+        *(rows, starts, positions),
+        num_reqs_padded=len(rows),
+        num_tokens_padded=len(positions) + 1,
+    )
+
+
 def test_ranks_that_begin_and_end_anywhere_have_a_stretch_in_common(files: list[str]) -> None:
     given = loaded(files)
     ranks = align([given[2], given[0], given[3], given[1]])
@@ -165,6 +176,7 @@ def test_every_token_has_one_owner(files: list[str]) -> None:
         (another_row, r"idx_mapping\[0\] \(row (\d)\) is \d on rank 2 and \1 on ranks 0, 1, 3"),
         (another_type, "idx_mapping is int64 on rank 2 and int32 on ranks 0, 1, 3"),
         (shorter, r"num_reqs_padded is \d on rank 2 and \d on ranks 0, 1, 3"),
+        (padded, r"num_tokens_padded is \d+ on rank 2 and \d+ on ranks 0, 1, 3"),
         (replaying, "replay_start was given on rank 2 only"),
     ],
 )
@@ -175,6 +187,21 @@ def test_the_first_call_in_which_a_rank_parts_is_named(
     assert finding.kind is FindingKind.RANKS_PART
     # Step 0 is the rows as they stood before call 41; turn 0 made call 1.
     assert re.match(f"step 16: rank 2 and ranks 0, 1, 3 part in call 56: {text}", finding), finding
+
+
+def test_equal_calls_in_a_row_are_not_taken_for_missed_ones(files: list[str]) -> None:
+    """Two calls that only apply what is staged; one rank was given another block in the first."""
+    ranks = []
+    for number, rank in enumerate(align(loaded(files))):
+        steps = list(rank)
+        write = Append(2, ([5], [6 + (number == 1)], [7], [8]), True)
+        steps += [row_step([write]), row_step([])]
+        ranks.append(rank.with_steps(steps, settings=rank.settings))
+    text = next(iter(RanksCheck(ranks))).partition("part in ")[2]
+    assert text == (
+        "call 71: row 2 of group 1 (replicated) holds 1 blocks on rank 1 and 1 on ranks 0, 2, 3; "
+        "block 0 is 7 and 6"
+    )
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -417,9 +444,17 @@ def claims(merged: Path, change: Callable[[dict[str, Any]], object]) -> str:
             lambda h: h["settings"].update(context_parallel=[1, 0, 2], ranks=h["ranks"][:1]),
             "of 1 r",
         ),
+        (
+            lambda h: (
+                h.update(ranks=[[0, {}]] * 2000)
+                or h["settings"].update(context_parallel=[2000, 0, 2])
+            ),
+            f"2000 recordings of 2000 ranks (at most {MAX_RANKS})",
+        ),
         (lambda h: h["ranks"][1].__setitem__(0, 2**62), "expected"),
         (lambda h: h["ranks"][1].__setitem__(0, -3), "calls of a rank"),
         (lambda h: h["ranks"][0].__setitem__(0, 1), "expected"),
+        (lambda h: h["ranks"][3].__setitem__(0, h["ranks"][3][0] - 1), "more in the arrays than"),
         (lambda h: h["ranks"][2].__setitem__(1, 7), "TypeError"),
         (lambda h: h.update(version=2), "expected"),
         (lambda h: h.update(version=4), "version 1 or 2 or 3"),
