@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -81,7 +82,6 @@ class DeviceBackend(Backend):
         self._out_tables: dict[tuple[int, ...], torch.Tensor] = {}
         # Those that a graph reads whenever it is replayed, so they are kept for good.
         self._captured_out_tables: dict[tuple[int, ...], torch.Tensor] = {}
-        self._uploads: Uploads | None = None
         self.launcher = self.make_launcher()
 
     def check_layout(self, layout: TableLayout) -> None:
@@ -100,7 +100,7 @@ class DeviceBackend(Backend):
 
     @abstractmethod
     def make_uploads(self) -> Uploads:
-        """The way of packets to this device, made when the first one is sent."""
+        """The way of packets to this device."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -114,16 +114,10 @@ class DeviceBackend(Backend):
     def _bind(self, variant: Variant) -> Launch:
         """Compile a variant and bind it to the tensors that never move."""
 
-    def upload(self, size: int, fill: Fill[T]) -> tuple[torch.Tensor, T]:
-        """Send a packet of staged writes to the device, see `Uploads`."""
-        if self._uploads is None:
-            self._uploads = self.make_uploads()
-        return self._uploads.upload(size, fill)
-
-    def uploaded_packet_used(self) -> None:
-        """The launch that reads the packet uploaded last is enqueued."""
-        if self._uploads is not None:
-            self._uploads.mark_used()
+    @cached_property
+    def uploads(self) -> Uploads:
+        """The way of packets; v1 tables, whose rows go out otherwise, have none."""
+        return self.make_uploads()
 
     def restore(self, rows: HostRows) -> None:
         super().restore(rows)
@@ -162,7 +156,7 @@ class DeviceBackend(Backend):
         return fault_records(counts, self.take_fault_details())
 
     def sent(self) -> Sent:
-        return Sent(0, 0, 0) if self._uploads is None else self._uploads.sent
+        return self.uploads.sent if "uploads" in vars(self) else Sent(0, 0, 0)
 
     def fault_reader(self) -> FaultReader:
         if self.device.type == "cpu":

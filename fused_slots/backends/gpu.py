@@ -80,7 +80,8 @@ class GpuBackend(DeviceBackend):
         """Arguments of the kernels that are the same in every launch."""
 
     def map_slots(self, step: Step) -> None:
-        idx_mapping, query_start_loc, positions = step[:3]
+        idx_mapping, query_start_loc = step.idx_mapping, step.query_start_loc
+        positions = step.positions
         assert idx_mapping is not None
         assert query_start_loc is not None
         assert positions is not None
@@ -173,7 +174,7 @@ class GpuBackend(DeviceBackend):
             tokens = self._plan_tokens(num_reqs, num_tokens, capacity, plan.STEP_TILE)
         packet, written, write_chunks, num_write = nothing, 0, 0, 0
         if staged is not None:
-            packet, longest = self.upload(staged.packet_size, staged.pack)
+            packet, longest = self.uploads.upload(staged.packet_size, staged.pack)
             written = staged.num_staged_rows
             write_chunks = plan.write_chunks(longest, written)
             num_write = plan.ceil_div(written, plan.RECORDS) * write_chunks
@@ -215,7 +216,7 @@ class GpuBackend(DeviceBackend):
         if programs:
             launch(programs, tensors, numbers)
         if staged is not None:
-            self.uploaded_packet_used()
+            self.uploads.mark_used()
 
     def _replay(self, step: Step) -> tuple[bool, torch.Tensor, torch.Tensor, int]:
         """Whether tokens may be replayed, starts and lengths by entry, and the length of all."""

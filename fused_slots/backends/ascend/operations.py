@@ -205,7 +205,7 @@ class AscendOperations(DeviceBackend):
             num_written_rows=rows.num_written_rows,
         )
         if step.staged is not None:
-            self.uploaded_packet_used()
+            self.uploads.mark_used()
 
     def _token_arguments(self, step: Step, slots: torch.Tensor) -> dict[str, Any]:
         """Arguments of both kernels that a call decides, by their names; what is None is not
@@ -250,7 +250,7 @@ class AscendOperations(DeviceBackend):
             return StagedRows(self._row_generations, self.num_columns, 0, nothing, 0)
         writes = staged.collect()
         size, fill = self._packer.size(writes), partial(self._packer.pack, writes)
-        packet, _ = self.upload(size, fill)
+        packet, _ = self.uploads.upload(size, fill)
         return self._packer.views(packet, writes)
 
     def _out_lines(self, out: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
