@@ -11,6 +11,9 @@ import pytest
 
 from fused_slots import IntegrityError
 from fused_slots.cli import main
+from fused_slots.recording.as_scheduled import as_scheduled
+from fused_slots.recording.check import ScheduleCheck
+from fused_slots.recording.schedule import load_schedule
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "tutorial.md").read_text()
@@ -97,6 +100,8 @@ def test_a_wrong_block_id_is_found_in_the_recording(
 def test_the_recording_of_the_engine_as_it_is_has_no_finding(recorded: Path) -> None:
     run(recorded)
     assert main(["check", "broken.npz.xz"]) == 0
+    drawn = ScheduleCheck(as_scheduled(load_schedule("broken.npz.xz")))
+    assert not [text for text in drawn if "shares none" in text], "as the page draws it"
 
 
 @pytest.mark.parametrize(

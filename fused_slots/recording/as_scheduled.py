@@ -16,13 +16,16 @@ def as_scheduled(schedule: Schedule, steps: Iterable[ScheduleStep] | None = None
     `steps` are its own, where somebody watches them go by.
 
     An entry keeps the first position and the number of its tokens; dummies, rows that there are
-    not, and rows that came before in the same call are left out. Drafts are no entries.
+    not, and rows that came before in the same call are left out. Drafts are no entries. Blocks that
+    the call nulled, below a window, count as freed.
     """
     return schedule.with_steps(_steps(schedule, schedule if steps is None else steps))
 
 
 def _steps(schedule: Schedule, steps: Iterable[ScheduleStep]) -> Iterator[ScheduleStep]:
     held: dict[int, list[list[int]]] = {}
+    assert schedule.settings is not None
+    groups, num_ranks = schedule.groups, schedule.settings["context_parallel"][0]
     capacity = schedule.max_num_batched_tokens
     for step in steps:
         assert step.call is not None
@@ -45,6 +48,7 @@ def _steps(schedule: Schedule, steps: Iterable[ScheduleStep]) -> Iterator[Schedu
             int(step.positions[begin]) + np.arange(count)
             for (_, begin, _), count in zip(shown, counts, strict=True)
         ]
+        readable = [step.above_windows(g, group, num_ranks) for g, group in enumerate(groups)]
         yield replace(
             step,
             appends=tuple(appends),
@@ -52,9 +56,7 @@ def _steps(schedule: Schedule, steps: Iterable[ScheduleStep]) -> Iterator[Schedu
             idx_mapping=step.idx_mapping[entries].astype(np.int32),
             query_start_loc=np.cumsum([0, *counts]).astype(np.int32),
             positions=np.concatenate([np.zeros(0, np.int64), *positions]),
-            expected_blocks=tuple(
-                tuple(blocks_of[entry] for entry in entries) for blocks_of in step.expected_blocks
-            ),
+            expected_blocks=tuple(tuple(held[entry] for entry in entries) for held in readable),
             call=None,
         )
 

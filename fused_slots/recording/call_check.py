@@ -106,15 +106,9 @@ class CallCheck:
     def _check_holders(self, index: int, step: ScheduleStep, call: Call) -> Iterator[Finding]:
         groups, null = self._schedule.groups, self._settings["null_block_id"]
         for g, group in enumerate(groups):
-            held_now = []
-            for row, held in zip(step.idx_mapping.tolist(), step.expected_blocks[g], strict=True):
-                first = 0
-                if len(held) and call.has_computed and group.sliding_window_reach:
-                    computed = int(step.num_computed_tokens[row]) - group.sliding_window_reach
-                    first = max(computed, 0) // group.block_size
-                readable = np.where(held == null, NULL_BLOCK_ID, held) if null else held.copy()
-                readable[: first if self._ranks.size == 1 else 0] = NULL_BLOCK_ID
-                held_now.append(readable)
+            held_now = step.above_windows(g, group, self._ranks.size)
+            if null:
+                held_now = [np.where(held == null, NULL_BLOCK_ID, held) for held in held_now]
             yield from held_twice(groups, index, g, step.idx_mapping, held_now)
             # Elsewhere a row may still list, unknown to us, what fell out of a window.
             if call.has_computed and self._ranks.size == 1:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fused_slots.groups import NULL_BLOCK_ID, KVCacheGroup
 from fused_slots.recording.arrays import AnyIntArray, Int32Array, Int64Array
 
 if TYPE_CHECKING:
@@ -110,3 +111,14 @@ class ScheduleStep:
     expected_blocks: tuple[tuple[Int32Array, ...], ...]
     events: tuple[str, ...] = ()
     call: Call | None = None
+
+    def above_windows(self, g: int, group: KVCacheGroup, num_ranks: int) -> list[Int32Array]:
+        """Copies of each entry's blocks in group `g`, 0 in the columns that the call nulled."""
+        blocks_of = [held.copy() for held in self.expected_blocks[g]]
+        nulls = self.call is not None and self.call.has_computed and num_ranks == 1
+        if nulls and group.sliding_window_reach:
+            for row, held in zip(self.idx_mapping.tolist(), blocks_of, strict=True):
+                if len(held):  # otherwise there may be no such row
+                    first = int(self.num_computed_tokens[row]) - group.sliding_window_reach
+                    held[: max(first, 0) // group.block_size] = NULL_BLOCK_ID
+        return blocks_of

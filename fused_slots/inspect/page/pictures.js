@@ -123,8 +123,9 @@ class Pictures {
       let [worst, write] = [0, false];
       for (let column = begin; column < end; column++) {
         const block = blocks[column];
-        const bad = marks.badCells.has(`${row}/${column}`) || marks.badBlocks.has(block);
         const gone = block === 0 || column >= n || ids[column] === 0;
+        const bad =
+          marks.badCells.has(`${row}/${column}`) || (!gone && marks.badBlocks.has(block));
         worst = Math.max(worst, bad ? 4 : gone ? 1 : marks.holders.get(block) > 1 ? 3 : 2);
         write ||= from <= column && column <= to;
       }
