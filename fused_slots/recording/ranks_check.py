@@ -113,8 +113,9 @@ class RanksCheck:
                 pairs = enumerate(zip_longest(*held, fillvalue="none"))
                 column, blocks = next((c, pair) for c, pair in pairs if pair[0] != pair[1])
                 texts.append(
-                    f"row {row} of {describe(self._groups, g)} holds {len(held[0])} blocks {here} "
-                    f"and {len(held[1])} {there}; block {column} is {blocks[0]} and {blocks[1]}"
+                    f"row {row} of {describe(self._groups, g)} holds {len(held[0])} "
+                    f"block{'s'[: len(held[0]) != 1]} {here} and {len(held[1])} {there}; block "
+                    f"{column} is {blocks[0]} and {blocks[1]}"
                 )
                 where = {"row": row, "group": g, "column": column}
                 break

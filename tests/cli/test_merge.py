@@ -55,6 +55,8 @@ def test_replay_goes_through_all_ranks(
         (["{0}", "{0}"], "expected each rank once; got rank 0 again"),
         (["{0}", "{1}", "{good}"], "{good}: expected calls of a manager; got a scheduler's steps"),
         (["{0}", "{tmp}/absent.npz.xz"], "{tmp}/absent.npz.xz: No such file or directory"),
+        (["{all}"], "{all}: expected a recording of one rank; got of 2 ranks"),
+        (["{all}", "{0}"], "{all}: expected a recording of one rank; got of 2 ranks"),
         (["{0}", "{empty}"], "{empty}: expected a complete fused_slots schedule file"),
         (["{0}", "{text}"], "{text}: expected a complete fused_slots schedule file"),
         (["preemption", "{0}"], "preemption: expected calls of a manager"),
@@ -72,7 +74,9 @@ def test_what_cannot_be_merged_is_one_line_and_no_file(
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("no schedule")
     places = {"good": good_file, "tmp": tmp_path, "empty": tmp_path / "empty"}
-    places["text"] = tmp_path / "text"
+    places |= {"text": tmp_path / "text", "all": tmp_path / "all.npz.xz"}
+    assert main(["merge", *ranks, "-o", str(places["all"])]) == 0
+    capsys.readouterr()
     words = [word.format(*ranks, **places) for word in argv]
     line = error_line(capsys, "merge", *words, "-o", tmp_path / "new.npz.xz")
     assert message.format(*ranks, **places) in line

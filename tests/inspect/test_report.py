@@ -77,6 +77,7 @@ def test_page_of_a_long_recording_is_bounded_and_says_what_it_leaves_out() -> No
     around = page_of(recording, max_bytes=40_000, around=700)
     first, last = map(int, re.findall(r"holds steps (\d+) to (\d+) of 1,800", around)[0])
     assert 0 < first < 700 < last < 1799
+    assert 2 < (700 - first) / (last - 700) < 4, "most of the room is for what led there"
 
 
 def test_first_finding_is_kept_where_not_all_steps_are() -> None:

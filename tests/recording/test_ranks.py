@@ -199,7 +199,7 @@ def test_equal_calls_in_a_row_are_not_taken_for_missed_ones(files: list[str]) ->
         ranks.append(rank.with_steps(steps, settings=rank.settings))
     text = next(iter(RanksCheck(ranks))).partition("part in ")[2]
     assert text == (
-        "call 71: row 2 of group 1 (replicated) holds 1 blocks on rank 1 and 1 on ranks 0, 2, 3; "
+        "call 71: row 2 of group 1 (replicated) holds 1 block on rank 1 and 1 on ranks 0, 2, 3; "
         "block 0 is 7 and 6"
     )
 
@@ -241,7 +241,7 @@ def test_a_skipped_append_is_named_with_its_tokens_that_no_rank_has(
 ) -> None:
     first, *others = found(spoiled(tmp_path, files, Forgets))
     where = re.search(
-        r"part in call (\d+): row (\d) of group 0 \(full\) holds (\d+) blocks on rank 2 and (\d+) "
+        r"part in call (\d+): row (\d) of group 0 \(full\) holds (\d+) blocks? on rank 2 and (\d+) "
         r"on ranks 0, 1, 3; block (\d+) is none and \d+$",
         first,
     )
@@ -266,7 +266,7 @@ def test_rows_that_differ_before_the_stretch_are_named(files: list[str], tmp_pat
     first, *others = found(spoiled(tmp_path, files, Mistakes))
     assert re.search(
         r"^step 0: rank 2 and ranks 0, 1, 3 part in the rows before the first call: row \d of "
-        r"group 1 \(replicated\) holds (\d+) blocks on rank 2 and \1 on ranks 0, 1, 3; block 0 is "
+        r"group 1 \(replicated\) holds (\d+) blocks? on rank 2 and \1 on ranks 0, 1, 3; block 0 is "
         r"1\d+ and \d+$",
         first,
     ), first
