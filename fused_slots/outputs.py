@@ -10,6 +10,7 @@ import torch
 from fused_slots.arguments import INDEX_DTYPES, layout_of, tensor_error
 from fused_slots.backends.base import Backend
 from fused_slots.faults import INT32_MAX, InvalidArgumentError
+from fused_slots.host.block_ids import check_lists
 from fused_slots.layout import TableLayout
 
 
@@ -49,11 +50,7 @@ def check_tables_out(
     Raises:
         InvalidArgumentError: names the table and what is wrong with it.
     """
-    expected = f"{layout.num_groups} tables, one per KV cache group"
-    if not isinstance(out, (list, tuple)):
-        raise InvalidArgumentError("out", expected=expected, actual=type(out).__name__)
-    if len(out) != layout.num_groups:
-        raise InvalidArgumentError("out", expected=expected, actual=f"{len(out)}")
+    check_lists(layout, "out", out, "tables")
     for g, table in enumerate(out):
         check_matrix(f"out[{g}]", table, (torch.int32,), device, (0, layout.widths[g]))
     spans = sorted((table.data_ptr(), g) for g, table in enumerate(out) if table.numel())

@@ -59,10 +59,8 @@ class GpuBackend(DeviceBackend):
         self._chosen: dict[tuple[Any, ...], Launch] = {}
         # Making a plan anew costs as much as all checks together.
         self._plan_tokens = lru_cache(KEPT_PLANS)(plan.plan_tokens)
-        self._slot_stride, self._capacity = (
-            self.slot_mappings.stride(0),
-            self.slot_mappings.shape[1],
-        )
+        slots = self.slot_mappings
+        self._slot_stride, self._capacity = slots.stride(0), slots.shape[1]
         interleave = layout.context_parallel.interleave
         self._fixed: dict[str, torch.Tensor | int] = {
             "descriptor_ptr": self._descriptor,
