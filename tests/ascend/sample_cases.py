@@ -210,6 +210,14 @@ def requests_of_tile(rng):
     return _tiles(n, 256), [starts, _empty(n), n, 20], {1: expected}
 
 
+@_case("starts_ptr out_ptr", "n", AXIS=0, TILE=32)
+def begun_entries(rng):
+    n = int(rng.integers(0, 33))
+    starts = np.sort(rng.integers(0, 40, n)).astype(np.int32)
+    expected = np.searchsorted(starts, np.arange(32), side="right").astype(np.int32)
+    return (1,), [np.append(starts, np.int32(7)), _empty(32), n], {1: expected}
+
+
 @_case("desc_ptr x_ptr out_ptr", "n stride", GROUPS=4, TILE=256)
 def descriptors(rng):
     table = np.array([[3, 1, 1], [5, 0, 0], [7, 2, 1], [1, 3, 1]], np.int32)

@@ -426,3 +426,16 @@ def too_large(x_ptr, y_ptr, out_ptr, TILE: tl.constexpr):
     x = tl.load(x_ptr + lane)
     y = tl.load(y_ptr + lane)
     tl.store(out_ptr + lane, tl.where(x < y, x * 2, y * 3))
+
+
+@triton.jit
+def begun_entries(starts_ptr, out_ptr, n, AXIS: tl.constexpr, TILE: tl.constexpr):
+    """How many of n sorted starts each lane has reached, by a sum of signs along an axis."""
+    lane = tl.arange(0, TILE)
+    start = tl.load(starts_ptr + lane, mask=lane < n, other=2147483647)
+    behind = lane + 1
+    if AXIS == 0:
+        begun = tl.sum((start[:, None] - behind[None, :]) >> 31, axis=0)
+    else:
+        begun = tl.sum((start[None, :] - behind[:, None]) >> 31, axis=1)
+    tl.store(out_ptr + lane, 0 - begun)

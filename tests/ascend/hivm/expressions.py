@@ -224,6 +224,11 @@ class Expressions:
         assert match, op.text
         return f"reshape({name(op.operands[0])}, {match.group(1)})"
 
+    def on_memref_expand_shape(self, op: Operation) -> str:
+        match = re.search(r"output_shape \[([\d, ]+)\]", op.text)
+        assert match, op.text
+        return f"expand({name(op.operands[0])}, ({match.group(1)}))"
+
     def on_memref_extract_strided_metadata(self, op: Operation) -> str:
         view = name(op.operands[0])
         return (f"(reinterpret({view}, 0, (), ()), {view}.offset, "

@@ -248,15 +248,19 @@ def _gather() -> Call:
     return gather
 
 
-@_named(r"reduce_(?P<name>sum|min|max)_r_int32_t")
-def _reduce(name: str) -> Call:
+@_named(r"reduce_(?P<name>sum|min|max)_(?P<axes>ra?)_int32_t")
+def _reduce(name: str, axes: str) -> Call:
+    """`r`: all elements to one; `ra`: the rows of a tile to one row."""
     function = _REDUCE[name]
 
     def reduce(rt: Runtime, source: View, target: View, scratch: View, initial: int) -> None:
         values = source.memory.read(source)
         rt.counts.vector(source.nbytes)
+        if axes == "r":
+            values = values.reshape(-1, 1)
+        start = np.full_like(values[:1], initial)
         with np.errstate(over="ignore"):
-            result = function(np.append(values, np.int32(initial)))
+            result = function(np.concatenate([values, start]), axis=0).reshape(target.sizes)
         target.memory.write(target, np.asarray(result).astype(np.int32))
 
     return reduce

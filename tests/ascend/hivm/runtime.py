@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 
 from .counts import Counts
-from .memory import FlagImbalance, GlobalBuffer, Memory, OutOfBounds, View
+from .memory import (
+    FlagImbalance,
+    GlobalBuffer,
+    Memory,
+    OutOfBounds,
+    UnsupportedOperation,
+    View,
+)
 from .modes import Modes
 from .order import Recorder
 
@@ -119,6 +127,14 @@ def subview(view: View, offsets: tuple[int, ...], sizes: tuple[int, ...],
         dropped -= 1
     return View(view.memory, view.dtype, view.base, offset,
                 tuple(d[0] for d in dims), tuple(d[1] for d in dims))  # fmt: skip
+
+
+def expand(view: View, sizes: tuple[int, ...]) -> View:
+    """memref.expand_shape, of elements that lie one behind the other."""
+    if not view.is_contiguous or prod(sizes) != view.count:
+        raise UnsupportedOperation(f"a view of {sizes} of {view}")
+    strides = tuple(prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
+    return View(view.memory, view.dtype, view.base, view.offset, sizes, strides)
 
 
 def reshape(view: View, groups: list[list[int]]) -> View:

@@ -192,7 +192,8 @@ def translate(module: Module, *, recorded: bool = False) -> Program:
     translator.names = {
         "visits": visits, "wrap": runtime.wrap, "divide": runtime.divide,
         "remainder": runtime.remainder, "reinterpret": runtime.reinterpret,
-        "subview": runtime.subview, "reshape": runtime.reshape, "bitcast": runtime.bitcast,
+        "subview": runtime.subview, "reshape": runtime.reshape, "expand": runtime.expand,
+        "bitcast": runtime.bitcast,
         "float32": runtime.np.float32, **calls_950.NAMES,
     }  # fmt: skip
     origin: dict[str, list[int]] = {}
