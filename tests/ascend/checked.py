@@ -18,7 +18,7 @@ from kernel_cases import Batch, Setup, expected, fill_rows, random_batch
 from step_model import StepModel
 
 from fused_slots import AscendBlockTables
-from fused_slots.backends.ascend.plan import SHORT, SHORT_QUERY, Tiles
+from fused_slots.backends.ascend.plan import SHORT_QUERY, SPAN, TILE
 from fused_slots.backends.launch import Variant
 
 CASES_OF_ROWS = 20
@@ -57,14 +57,13 @@ class CheckedVariant:
         recorded: bool = False,
     ) -> None:
         self.variant, self.constants = variant, dict(variant.constants)
-        # Some tiles, some of them behind the first span, and an odd number of tokens.
-        tiles = Tiles(self.constants["TILE"], self.constants["RUNS"])
-        capacity = tiles.span + 3 * tiles.tile + 7
+        self.long = bool(self.constants["RUNS"])
+        # Some tiles, or some spans, and an odd number of tokens.
+        capacity = SPAN + 391 if self.long else 4 * TILE + 7
         self.setup = setup = replace(setup, capacity=capacity)
         self.tables = make(setup, target, modes, recorded)
         self.traces: dict[tuple[object, ...], Trace] = {}
         self.rng = np.random.default_rng(len(str(variant)))
-        self.long = tiles != SHORT
         self.cases = 0
         self._rows = [{row: [] for row in range(setup.num_rows)} for _ in setup.groups]
         self._model = StepModel(setup, self.tables, self.rng)

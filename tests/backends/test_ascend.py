@@ -316,7 +316,7 @@ def test_plans_give_each_role_a_program_and_no_more_than_the_cores(
 ) -> None:
     for pieces in (1, 10, 10**9):
         planned = plan.plan_launch(
-            num_groups, cores, plan.SHORT, capacity=pieces, num_tokens=pieces // 2,
+            num_groups, cores, runs=False, capacity=pieces, num_tokens=pieces // 2,
             num_entries=pieces, num_written_rows=pieces,
         )  # fmt: skip
         roles = (planned.num_tiles, planned.num_pad, planned.num_gather, planned.num_write)
@@ -328,7 +328,7 @@ def test_a_launch_of_runs_takes_no_more_programs_than_there_are_cores() -> None:
     for num_groups, tokens in ((6, 4096), (4, 8192), (12, 8192)):
         for capacity in (tokens, tokens + 500):
             planned = plan.plan_launch(
-                num_groups, 48, plan.LONG_STEP, capacity=capacity, num_tokens=tokens, num_entries=1
+                num_groups, 48, runs=True, capacity=capacity, num_tokens=tokens, num_entries=1
             )
             assert num_groups * planned.programs <= 48
             assert (planned.num_pad > 0) == (capacity > tokens)
@@ -336,12 +336,12 @@ def test_a_launch_of_runs_takes_no_more_programs_than_there_are_cores() -> None:
 
 def test_plans_of_short_and_long_queries(npu: FakeNpu) -> None:
     tables = make(max_num_batched_tokens=8192, max_num_reqs=256)
-    assert "tile32-" in tables.launch_plan(256, 256).variant
-    assert "tile128-runs" in tables.launch_plan(1, 4096).variant
+    assert "runs" not in tables.launch_plan(256, 256).variant
+    assert "runs" in tables.launch_plan(1, 4096).variant
     assert "short" in tables.launch_plan(256, 256).describe()
     assert "long" in tables.launch_plan(1, 4096).describe()
     sharded = make(max_num_batched_tokens=8192, context_parallel=ContextParallel(2, 1))
-    assert "tile128-pow2-sharded" in sharded.launch_plan(1, 4096).variant
+    assert "runs-pow2-sharded" in sharded.launch_plan(1, 4096).variant
 
 
 def test_another_device_is_made_current_for_a_launch(npu: FakeNpu) -> None:

@@ -35,5 +35,5 @@ def test_docstrings_say_what_each_argument_is_in_the_order_of_the_signature(entr
 
 
 def test_plans_and_kernels_have_the_same_sizes() -> None:
-    for name in ("SPAN_TILES", "PAD_TILE", "ENTRIES"):
+    for name in ("TILE", "SPAN", "ENTRY_WEIGHT", "PAD_TILE", "ENTRIES"):
         assert getattr(plan, name) == getattr(layout, name).value, name

@@ -20,10 +20,8 @@ def kernel_of(variant: Variant) -> Any:
 
 
 def compile_time_values(variant: Variant) -> dict[str, int]:
-    """A kernel's constexpr arguments: its tile, and its choices as one int of flags."""
+    """A kernel's constexpr arguments: its choices as one int of flags."""
     from fused_slots.kernels.ascend import layout
 
-    choices = dict(variant.constants)
-    tile = choices.pop("TILE")
-    flags = sum(getattr(layout, name).value for name, chosen in choices.items() if chosen)
-    return {"TILE": tile, "FLAGS": flags}
+    chosen = [name for name, chosen in variant.constants if chosen]
+    return {"FLAGS": sum(getattr(layout, name).value for name in chosen)}

@@ -9,22 +9,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 
 from fused_slots.backends.ascend.arguments import kernel_of
 from fused_slots.backends.ascend.plan import (
-    LONG_MAP,
-    LONG_STEP,
     MAX_GRID,
     MAX_GROUPS,
-    SHORT,
     AscendPlan,
-    Tiles,
-    choose_tiles,
+    are_long,
     plan_launch,
-    without_runs,
 )
 from fused_slots.backends.ascend.staged_rows import RowPacker, StagedRows
 from fused_slots.backends.base import Step
@@ -56,9 +52,6 @@ class AscendOperations(DeviceBackend):
         self._row_generations = self.allocate((rows,), torch.int32, 0)
         self._no_lines = self.allocate((3 * groups,), torch.int64, 0)
         self._no_positions = self.allocate((1,), torch.int64, 0)
-        self._long_map, self._long_step = LONG_MAP, LONG_STEP
-        if self._sharded:
-            self._long_map, self._long_step = without_runs(LONG_MAP), without_runs(LONG_STEP)
         self._changing: dict[str, tuple[list[str], list[str]]] = {}
         self._packer = RowPacker(layout)
         self.num_cores = self.count_cores()
@@ -97,20 +90,20 @@ class AscendOperations(DeviceBackend):
         out = self.slot_mappings if step.slots_out is None else step.slots_out
         num_reqs, num_tokens = step.idx_mapping.shape[0], step.num_tokens_padded
         planned = self._plan(
-            choose_tiles(num_reqs, num_tokens, self._long_map),
+            are_long(num_reqs, num_tokens),
             capacity=out.shape[1],
             num_reqs=num_reqs,
             num_tokens=num_tokens,
         )
         replay = self._replays(step)
         variant = self._variant_of_map(
-            step.idx_mapping.dtype, out.dtype, planned.tiles, replay, flat=False
+            step.idx_mapping.dtype, out.dtype, planned.runs, replay, flat=False
         )
         self._launch(variant, planned, **self._token_arguments(step, out))
 
     def map_tokens(self, rows: torch.Tensor, positions: torch.Tensor, out: torch.Tensor) -> None:
-        planned = self._plan(SHORT, capacity=out.shape[1], num_tokens=rows.shape[0])
-        variant = self._variant_of_map(rows.dtype, out.dtype, SHORT, False, flat=True)
+        planned = self._plan(False, capacity=out.shape[1], num_tokens=rows.shape[0])
+        variant = self._variant_of_map(rows.dtype, out.dtype, False, False, flat=True)
         drafts = Step(rows, positions=positions, num_tokens_padded=len(rows))
         self._launch(variant, planned, **self._token_arguments(drafts, out))
 
@@ -137,29 +130,28 @@ class AscendOperations(DeviceBackend):
 
     def launch_plan(self, num_reqs: int, num_tokens: int, max_query_len: int | None) -> LaunchPlan:
         capacity = self.layout.max_num_batched_tokens
-        tiles = choose_tiles(num_reqs, num_tokens, self._long_map)
-        planned = self._plan(tiles, capacity=capacity, num_tokens=num_tokens)
+        planned = self._plan(
+            are_long(num_reqs, num_tokens),
+            capacity=capacity,
+            num_reqs=num_reqs,
+            num_tokens=num_tokens,
+        )
         dtype = self.layout.slot_dtype
-        variant = self._variant_of_map(torch.int32, dtype, planned.tiles, False, flat=False)
+        variant = self._variant_of_map(torch.int32, dtype, planned.runs, False, flat=False)
         grid = (1, self.layout.num_groups * planned.programs)
         return LaunchPlan(grid, str(variant), planned.reason())
 
     def variants(self) -> Iterator[Variant]:
         """Every variant that a call can choose."""
         replays = (False, True) if self.layout.replay_window else (False,)
-        short = SHORT
         for index_dtype in INDEX_DTYPES:
-            for replay in replays:
-                for tiles in (short, self._long_map):
-                    for out_dtype in INDEX_DTYPES:
-                        yield self._variant_of_map(
-                            index_dtype, out_dtype, tiles, replay, flat=False
-                        )
-                for tiles in (short, self._long_step):
-                    yield self._variant_of_step(index_dtype, tiles, replay, whole=False)
+            for replay, runs in product(replays, (False, True)):
+                for out_dtype in INDEX_DTYPES:
+                    yield self._variant_of_map(index_dtype, out_dtype, runs, replay, flat=False)
+                yield self._variant_of_step(index_dtype, runs, replay, whole=False)
             for out_dtype in INDEX_DTYPES:
-                yield self._variant_of_map(index_dtype, out_dtype, short, False, flat=True)
-            yield self._variant_of_step(index_dtype, short, False, whole=True)
+                yield self._variant_of_map(index_dtype, out_dtype, False, False, flat=True)
+            yield self._variant_of_step(index_dtype, False, False, whole=True)
 
     def step(self, step: Step) -> None:
         layout, slots, nothing = self.layout, self.slot_mappings, self._nothing
@@ -174,11 +166,8 @@ class AscendOperations(DeviceBackend):
                 gathered, lines = self._out_lines(step.tables_out)
             else:
                 num_entries = self.entries_to_gather(num_reqs, num_entries)
-        tiles = SHORT
-        if maps:
-            tiles = choose_tiles(num_reqs, step.num_tokens_padded, self._long_step)
         planned = self._plan(
-            tiles,
+            maps and are_long(num_reqs, step.num_tokens_padded),
             capacity=layout.max_num_batched_tokens if maps else 0,
             num_reqs=num_reqs,
             num_tokens=step.num_tokens_padded,
@@ -191,7 +180,7 @@ class AscendOperations(DeviceBackend):
         replay = maps and self._replays(step)
         arguments = self._token_arguments(step, slots)
         self._launch(
-            self._variant_of_step(index_dtype, planned.tiles, replay, whole),
+            self._variant_of_step(index_dtype, planned.runs, replay, whole),
             planned,
             **arguments | {"capacity": layout.max_num_batched_tokens},
             gathered_ptr=gathered,
@@ -240,8 +229,8 @@ class AscendOperations(DeviceBackend):
             return False
         return step.replay_len is not None or self.layout.replay_window > 0
 
-    def _plan(self, tiles: Tiles, **sizes: int) -> AscendPlan:
-        return plan_launch(self.layout.num_groups, self.num_cores, tiles, **sizes)
+    def _plan(self, runs: bool, **sizes: int) -> AscendPlan:
+        return plan_launch(self.layout.num_groups, self.num_cores, runs, **sizes)
 
     def _staged_rows(self, staged: HostRows | None) -> StagedRows:
         """The rows that a launch reads and writes; those on the device if it writes none."""
@@ -280,20 +269,20 @@ class AscendOperations(DeviceBackend):
         self,
         index_dtype: torch.dtype,
         slot_dtype: torch.dtype,
-        tiles: Tiles,
+        runs: bool,
         replay: bool,
         flat: bool,
     ) -> Variant:
-        constants = (*_sizes(tiles), ("FLAT", flat), *self._choices(replay))
+        constants = (("RUNS", runs), ("FLAT", flat), *self._choices(replay))
         return Variant("slots_on_ascend", index_dtype, slot_dtype, constants, num_warps=1)
 
     def _variant_of_step(
-        self, index_dtype: torch.dtype, tiles: Tiles, replay: bool, whole: bool
+        self, index_dtype: torch.dtype, runs: bool, replay: bool, whole: bool
     ) -> Variant:
         slot_dtype, choices = self.layout.slot_dtype, self._choices(replay)
         if whole:  # A gather into other tables maps nothing.
             slot_dtype, choices = torch.int32, (("POW2", self._powers_of_two), *_MAPS_NOTHING)
-        constants = (*_sizes(tiles), *choices, ("WHOLE", whole))
+        constants = (("RUNS", runs), *choices, ("WHOLE", whole))
         return Variant("step_on_ascend", index_dtype, slot_dtype, constants, num_warps=1)
 
     def _choices(self, replay: bool) -> tuple[tuple[str, bool], ...]:
@@ -326,10 +315,6 @@ class AscendOperations(DeviceBackend):
         return self.launcher.bind(
             Binding(kernel, variant, layout.num_groups, changing_types, fixed, sizes)
         )
-
-
-def _sizes(tiles: Tiles) -> tuple[tuple[str, int | bool], ...]:
-    return (("TILE", tiles.tile), ("RUNS", tiles.runs))
 
 
 def check_int32_slots(layout: TableLayout) -> None:

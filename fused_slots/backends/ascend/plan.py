@@ -8,44 +8,32 @@ plan it looks at sizes alone. Figures behind them: docs/evidence/ascend.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from fused_slots.plan import ceil_div
 
-SPAN_TILES = 4
-"""Tiles of a span that is tried as a run (kernels/ascend/run.py)."""
+SPAN = 512
+"""Tokens that are mapped at once if they are a run (kernels/ascend/run.py)."""
 
+SHORT_SHARE = 4
+"""Tokens of short queries that are worth a program."""
 
-class Tiles(NamedTuple):
-    """How programs take tokens: `tile` at a time, and more where they form a run, if `runs`."""
+TILE = 32
+"""Tokens that are mapped at once, whatever they are."""
 
-    tile: int
-    runs: bool = False
-
-    @property
-    def span(self) -> int:
-        """Tokens that a program takes at a time."""
-        return self.tile * SPAN_TILES if self.runs else self.tile
-
-
-SHORT = Tiles(32)
-"""Where queries are short (decode, speculation): rows differ within a tile."""
-
-LONG_MAP = Tiles(128, runs=True)
-"""Elsewhere, where slots are all that a launch makes: a span is mostly a run of one request. Larger
-tiles do more at a time but need more on-chip memory."""
-
-LONG_STEP = Tiles(64, runs=True)
-"""The same in a whole step, whose other roles need on-chip memory, too."""
+ENTRY_WEIGHT = 64
+"""What an entry costs where queries are long, in tokens."""
 
 SHORT_QUERY = 8
-"""Mean query length up to which tiles are short."""
+"""Mean query length up to which queries are short."""
 
 PAD_TILE = 512
 """Slots that a padding program writes at a time."""
 
 ENTRIES = 32
-"""Batch entries that a gathering program compares at a time."""
+"""Batch entries that a program compares at a time."""
+
+FEW = 8
+"""Batch entries that are worth a gathering program where rows change."""
 
 MAX_GRID = 65535
 """Programs of a launch that the runtime accepts."""
@@ -56,23 +44,21 @@ MAX_GROUPS = MAX_GRID // 4
 
 @dataclass(frozen=True)
 class AscendPlan:
-    """Programs of each role, for each group, and the tile of tokens.
+    """Programs of each role, for each group, and how they take tokens.
 
     Args:
-        tiles: tokens that a program takes at a time.
+        runs: queries are long on average, and an entry's next tokens are tried as a run.
         num_tiles: programs that map tokens.
         num_pad: programs that write PAD behind the last token; 0 = those that map tokens do.
         num_gather: programs that bring gathered tables up to date.
         num_write: programs that write staged rows.
-        search_steps: steps of the search for a token's request.
     """
 
-    tiles: Tiles
+    runs: bool
     num_tiles: int = 0
     num_pad: int = 0
     num_gather: int = 0
     num_write: int = 0
-    search_steps: int = 0
 
     @property
     def programs(self) -> int:
@@ -87,31 +73,24 @@ class AscendPlan:
             "num_pad": self.num_pad,
             "num_gather": self.num_gather,
             "num_write": self.num_write,
-            "search_steps": self.search_steps,
         }
 
     def reason(self) -> str:
         """Why this plan and no other, in a sentence."""
-        span = self.tiles.span
-        if self.tiles == SHORT:
-            return f"queries are short on average: {span} tokens of many requests at a time"
-        return f"queries are long on average: {span} tokens at a time, mostly of one request"
+        if self.runs:
+            return f"queries are long on average: up to {SPAN} tokens of one request at a time"
+        return f"queries are short on average: {self.num_tiles} programs share them evenly"
 
 
-def choose_tiles(num_reqs: int, num_tokens: int, long: Tiles) -> Tiles:
-    """How programs take the tokens of a batch of these sizes."""
-    return SHORT if num_tokens <= SHORT_QUERY * num_reqs else long
-
-
-def without_runs(tiles: Tiles) -> Tiles:
-    """The same under context parallelism, where a rank's slots are not in runs."""
-    return Tiles(tiles.tile)
+def are_long(num_reqs: int, num_tokens: int) -> bool:
+    """Whether queries are long on average, in a batch of these sizes."""
+    return num_tokens > SHORT_QUERY * num_reqs
 
 
 def plan_launch(
     num_groups: int,
     num_cores: int,
-    tiles: Tiles,
+    runs: bool,
     *,
     capacity: int = 0,
     num_reqs: int = 0,
@@ -124,7 +103,7 @@ def plan_launch(
     Args:
         num_groups: KV cache groups.
         num_cores: vector cores of the device.
-        tiles: tokens that a program takes at a time.
+        runs: queries are long on average.
         capacity: width of the slot mappings that are written, 0 = none are.
         num_reqs: batch entries.
         num_tokens: tokens that the caller expects; more or fewer may come and are mapped right.
@@ -136,21 +115,32 @@ def plan_launch(
     def programs(pieces: int) -> int:
         return min(pieces, most)
 
-    num_gather, num_write = programs(ceil_div(num_entries, ENTRIES)), programs(num_written_rows)
-    num_tiles = num_pad = 0
+    tokens = min(num_tokens, capacity)
+    num_tiles, num_pad = 0, programs(ceil_div(capacity - tokens, PAD_TILE))
     if capacity:
-        tokens = min(num_tokens, capacity)
-        num_tiles = max(programs(ceil_div(tokens, tiles.span)), 1)
-        num_pad = programs(ceil_div(capacity - tokens, PAD_TILE))
-        # A program beyond the cores pays its start on one of them, which is more than a run costs.
-        room = most - num_pad - num_gather - num_write
-        if tiles.runs and num_tiles <= 2 * room:
-            num_tiles = min(num_tiles, room)
+        pieces = ceil_div(tokens, TILE)
+        if runs:
+            pieces = ceil_div(tokens + ENTRY_WEIGHT * max(num_reqs - 1, 0), SPAN)
+        num_tiles = max(programs(pieces), 1)
+    # A program beyond the cores pays its start on one of them. Where nothing is written gathering
+    # programs compare and seldom copy: they get what tokens leave, or a quarter of the cores.
+    left, part, pieces = most - num_tiles - num_pad, most // 4, ceil_div(num_entries, ENTRIES)
+    if num_written_rows:
+        part, pieces = most // 2, ceil_div(num_entries, FEW)
+    num_gather = min(pieces, max(left, part, 1))
+    num_write = min(num_written_rows, max(left - num_gather, most // 3, 1))
+    room = most - num_pad - num_gather - num_write
+    if capacity and runs and num_tiles <= 2 * room:
+        num_tiles = min(num_tiles, room)
+        if ENTRY_WEIGHT * num_reqs <= SPAN:  # Then whole runs, as many for each.
+            pieces = ceil_div(tokens, SPAN)
+            num_tiles = max(ceil_div(pieces, ceil_div(pieces, num_tiles)), 1) if pieces else 1
+    elif capacity and not runs:
+        num_tiles = max(num_tiles, min(ceil_div(tokens, SHORT_SHARE), room))
     return AscendPlan(
-        tiles=tiles,
+        runs=runs,
         num_tiles=num_tiles,
         num_pad=num_pad,
         num_gather=num_gather,
         num_write=num_write,
-        search_steps=max(num_reqs - 1, 0).bit_length(),
     )

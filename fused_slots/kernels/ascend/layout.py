@@ -19,7 +19,7 @@ REPLAY = tl.constexpr(8)
 FLAT = tl.constexpr(16)
 """Tokens are drafts: each names its row."""
 RUNS = tl.constexpr(32)
-"""SPAN_TILES tiles at a time are tried as a run (run.py)."""
+"""Queries are long: SPAN tokens of an entry at a time are tried as a run (run.py)."""
 STAGED = tl.constexpr(64)
 """The launch may write rows."""
 WHOLE = tl.constexpr(128)
@@ -27,12 +27,18 @@ WHOLE = tl.constexpr(128)
 NULLS = tl.constexpr(256)
 """The manager has a null block, which is never written."""
 
-SPAN_TILES = tl.constexpr(4)
-"""Tiles of a span that is tried as a run."""
+TILE = tl.constexpr(32)
+"""Tokens that are mapped at once, whatever they are."""
+SPAN = tl.constexpr(512)
+"""Tokens that are mapped at once if they are a run."""
+SHORT_PIECE = tl.constexpr(8)
+"""Tokens of one entry up to which they are not tried as one."""
+ENTRY_WEIGHT = tl.constexpr(64)
+"""What an entry costs, in tokens of a run."""
 PAD_TILE = tl.constexpr(512)
 """Slots that a padding program writes at a time."""
 ENTRIES = tl.constexpr(32)
-"""Batch entries that a gathering program compares at a time."""
+"""Batch entries that a program compares at a time."""
 COLUMNS = tl.constexpr(512)
 """Columns that a transfer of a gathering or writing program copies."""
 WINDOW = tl.constexpr(64)

@@ -3,27 +3,8 @@
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.ascend.formula import load_divisor
-from fused_slots.kernels.ascend.layout import (
-    FAULTS,
-    FLAT,
-    LINE_WIDTH,
-    PAD_TILE,
-    RING,
-    RUNS,
-    SPAN_TILES,
-)
-from fused_slots.kernels.ascend.tokens import count_narrow_view, map_span, pad_head
-from fused_slots.kernels.common import count_cut_tokens, pad_tail
-from fused_slots.kernels.layout import (
-    COLUMN_SIZE,
-    KIND,
-    KIND_RING,
-    KIND_STATE,
-    OFFSET,
-    OFFSET_UNIT,
-    WIDTH,
-)
+from fused_slots.kernels.ascend.layout import LINE_WIDTH
+from fused_slots.kernels.ascend.tokens import map_and_pad
 
 
 @triton.jit
@@ -42,13 +23,11 @@ def slots_on_ascend(
     replay_window: "i32",
     num_tiles: "i32",
     num_pad: "i32",
-    search_steps: "i32",
     lines_ptr: "*i32",
     arena_ptr: "*i32",
     num_columns_ptr: "*i32",
     num_groups: "i32",
     max_num_reqs: "i32",
-    TILE: tl.constexpr,
     FLAGS: tl.constexpr,
 ):
     """Map every token of a batch, or flat drafts, and pad the rest of the output.
@@ -74,67 +53,20 @@ def slots_on_ascend(
             replay_len says it.
         num_tiles: programs of each group that map tokens.
         num_pad: programs of each group that write PAD behind the last token; 0 = the others do.
-        search_steps: halvings of [0, num_reqs) that leave one entry.
         lines_ptr: [G, LINE_WIDTH], numbers and fault counters of each group (layout.py).
         arena_ptr: all groups' tables, ids in [max_num_reqs, width] at the group's OFFSET.
         num_columns_ptr: [G, max_num_reqs], filled columns of each row.
         num_groups: G.
         max_num_reqs: rows of each table.
-        TILE: tokens that a program takes at a time where requests or positions are mixed.
         FLAGS: see layout.py.
     """
     program = tl.program_id(0)
     x = program // num_groups
     g = program % num_groups
     line_ptr = lines_ptr + g * LINE_WIDTH
-    given, begin = num_positions, 0
-    if (FLAT & FLAGS) == 0:
-        given = tl.load(query_start_loc_ptr + num_reqs)
-        begin = tl.maximum(tl.load(query_start_loc_ptr), 0)
-    num_tokens = tl.minimum(given, tl.minimum(capacity, num_positions))
-    slots_ptr += g.to(tl.int64) * slots_stride
-    # A group without slots has no tokens: all of its programs write PAD.
-    kind = tl.load(line_ptr + KIND)
-    slotless = kind == KIND_STATE
-    num_programs = num_tiles + num_pad
-    num_tiles = tl.where(slotless, 0, num_tiles)
-    if x < num_tiles:
-        width = tl.load(line_ptr + WIDTH)
-        if RING & FLAGS:
-            width = tl.where(kind == KIND_RING, 0, width)
-        column_divisor = load_divisor(line_ptr, COLUMN_SIZE, FLAGS)
-        table_ptr = arena_ptr + tl.load(line_ptr + OFFSET).to(tl.int64) * OFFSET_UNIT
-        lengths_ptr = num_columns_ptr + g * max_num_reqs
-        SPAN: tl.constexpr = TILE * SPAN_TILES if RUNS & FLAGS else TILE
-        for first in range(begin + x * SPAN, num_tokens, num_tiles * SPAN):
-            map_span(
-                first,
-                num_tokens,
-                slots_ptr,
-                idx_mapping_ptr,
-                query_start_loc_ptr,
-                positions_ptr,
-                replay_start_ptr,
-                replay_len_ptr,
-                replay_window,
-                num_reqs,
-                search_steps,
-                line_ptr,
-                width,
-                column_divisor,
-                table_ptr,
-                lengths_ptr,
-                0,
-                max_num_reqs,
-                TILE,
-                FLAGS,
-            )
-    # Without programs of its own the tail is padded by those that map tokens.
-    first_pad = tl.where(num_pad == 0, 0, num_tiles)
-    if x >= first_pad:
-        if x == first_pad:
-            count_cut_tokens(line_ptr + FAULTS, 0, 1, given, num_tokens)
-            count_narrow_view(line_ptr, num_tokens, num_tokens_padded)
-        pad_begin = tl.where(slotless, 0, tl.maximum(num_tokens, 0))
-        pad_head(slots_ptr, tl.where(slotless, 0, begin), num_tokens, x - first_pad)
-        pad_tail(slots_ptr, pad_begin, capacity, x - first_pad, num_programs - first_pad, PAD_TILE)
+    map_and_pad(
+        x, num_tiles, num_tiles + num_pad, slots_ptr + g.to(tl.int64) * slots_stride, capacity,
+        idx_mapping_ptr, query_start_loc_ptr, positions_ptr, replay_start_ptr, replay_len_ptr,
+        replay_window, num_reqs, num_positions, num_tokens_padded, line_ptr, arena_ptr,
+        num_columns_ptr + g * max_num_reqs, 0, max_num_reqs, FLAGS,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ the planes; where a launch writes nothing that distance is 0, so that every star
 import triton
 import triton.language as tl
 
-from fused_slots.kernels.ascend.layout import RING, ROWS, STAGED, WINDOW
+from fused_slots.kernels.ascend.layout import RING, ROWS, RUNS, STAGED, WINDOW
 from fused_slots.kernels.layout import INT32_MAX
 
 
@@ -36,13 +36,25 @@ def of_rows(found, row, first, numbers_ptr, max_num_reqs):
 
 
 @triton.jit
-def load_chosen(pointer, chosen, element):
-    """pointer[element] where chosen, else any number; what is not chosen is not read."""
-    read = tl.max(tl.where(chosen, element, -1), axis=0)
+def numbers_of(row, numbers_ptr, max_num_reqs):
+    """numbers[row] of rows that exist, ROWS of which are held on chip at a time."""
+    line = tl.arange(0, ROWS)
+    numbers = tl.load(numbers_ptr + line, mask=line < max_num_reqs, other=0)
+    found = gather_in_tile(numbers, tl.minimum(row, ROWS - 1))
+    for first in range(ROWS, max_num_reqs, ROWS):
+        found = of_rows(found, row, first, numbers_ptr, max_num_reqs)
+    return found
+
+
+@triton.jit
+def load_chosen(pointer, refused, element):
+    """pointer[element] where refused >= 0, else any number; what is refused is not read."""
+    refused = refused >> 31
+    read = tl.max(element | refused, axis=0)
     values = element * 0
     if read >= 0:
         # Through a select, so that the address is computed as a vector and not lane by lane.
-        values = tl.load(pointer + tl.where(chosen, element, read))
+        values = tl.load(pointer + tl.where(refused == 0, element, read))
     return values
 
 
@@ -52,7 +64,9 @@ def window_of_row(row, lowest, filled, lengths_ptr, plane, table_ptr, width, FLA
     lane = tl.arange(0, WINDOW)
     columns_ptr = table_ptr + row.to(tl.int64) * width + lowest
     if STAGED & FLAGS:
-        start = tl.load(lengths_ptr - plane + row)
+        start = filled
+        if plane > 0:
+            start = tl.load(lengths_ptr - plane + row)
         window = tl.load(columns_ptr + lane, mask=lane < start - lowest, other=0)
         if filled > start:
             first = tl.maximum(start, lowest)
@@ -70,46 +84,62 @@ def window_of_row(row, lowest, filled, lengths_ptr, plane, table_ptr, width, FLA
 
 @triton.jit
 def columns_of_tile(
-    wanted, row, column, lengths_ptr, plane, table_ptr, width, max_num_reqs, FLAGS: tl.constexpr
-):
-    """Filled columns of each token's row, and the id in its column, which is >= 0.
+    refused, row, column, single, lengths_ptr, plane, table_ptr, width, max_num_reqs,
+    FLAGS: tl.constexpr,
+):  # fmt: skip
+    """Filled columns of each token's row, and the id in its column, >= 0; not where refused < 0.
 
-    A tile within one row and WINDOW columns reads both in one transfer; others token by token.
+    A `single` row within WINDOW columns is read in one transfer; others token by token.
     STAGED: columns that this launch writes are read from the staged ids.
     """
     if RING & FLAGS:
         width = tl.maximum(width, 1)
-    column = tl.minimum(column, width - 1)
-    lowest_row = tl.min(tl.where(wanted, row, INT32_MAX), axis=0)
-    highest_row = tl.max(tl.where(wanted, row, -1), axis=0)
-    lowest = tl.minimum(tl.min(tl.where(wanted, column, INT32_MAX), axis=0), width - 1)
-    highest = tl.max(tl.where(wanted, column, -1), axis=0)
-    if (highest_row <= lowest_row) & (highest - lowest < WINDOW):
-        only_row = tl.maximum(highest_row, 0)
-        length = tl.load(lengths_ptr + only_row)
-        filled = column * 0 + length
-        window = window_of_row(
-            only_row, lowest, length, lengths_ptr, plane, table_ptr, width, FLAGS
-        )
-        block_id = gather_in_tile(window, tl.minimum(tl.maximum(column - lowest, 0), WINDOW - 1))
-    else:
-        filled = row * 0
-        for first in range(0, max_num_reqs, ROWS):
-            filled = of_rows(filled, row, first, lengths_ptr, max_num_reqs)
-        # int32: the manager refuses tables of 2^31 columns in all rows.
-        element = row * width + column
-        if STAGED & FLAGS:
-            start = row * 0
-            for first in range(0, max_num_reqs, ROWS):
-                start = of_rows(start, row, first, lengths_ptr - plane, max_num_reqs)
-            block_id = load_chosen(table_ptr, wanted & (column < start), element)
-            staged = wanted & (column >= start) & (column < filled)
-            if tl.max(staged.to(tl.int32), axis=0) > 0:
-                base = row * 0
-                for first in range(0, max_num_reqs, ROWS):
-                    base = of_rows(base, row, first, lengths_ptr + plane, max_num_reqs)
-                staged_id = load_chosen(lengths_ptr, staged, base + column)
-                block_id = tl.where(staged, staged_id, block_id)
+    kept = ~(refused >> 31)
+    row = row & kept
+    column = tl.minimum(column, width - 1) & kept
+    if RUNS & FLAGS:
+        lowest, far = 0, 1
+        if single > 0:
+            lowest = tl.minimum(tl.min(column | (~kept & INT32_MAX), axis=0), width - 1)
+            far = (tl.max(column, axis=0) - lowest >= WINDOW).to(tl.int32)
+        if far == 0:
+            only_row = tl.max(row, axis=0)
+            length = tl.load(lengths_ptr + only_row)
+            filled = column * 0 + length
+            window = window_of_row(
+                only_row, lowest, length, lengths_ptr, plane, table_ptr, width, FLAGS
+            )
+            block_id = gather_in_tile(window, tl.maximum(column - lowest, 0))
         else:
-            block_id = tl.load(table_ptr + tl.where(wanted, element, 0))
+            filled, block_id = scattered_columns(
+                refused, row, column, lengths_ptr, plane, table_ptr, width, max_num_reqs, FLAGS
+            )
+    else:
+        filled, block_id = scattered_columns(
+            refused, row, column, lengths_ptr, plane, table_ptr, width, max_num_reqs, FLAGS
+        )
+    return filled, block_id
+
+
+@triton.jit
+def scattered_columns(
+    refused, row, column, lengths_ptr, plane, table_ptr, width, max_num_reqs, FLAGS: tl.constexpr
+):
+    """columns_of_tile, token by token."""
+    filled = numbers_of(row, lengths_ptr, max_num_reqs)
+    # int32: the manager refuses tables of 2^31 columns in all rows.
+    element = row * width + column
+    if STAGED & FLAGS:
+        if plane > 0:
+            start = numbers_of(row, lengths_ptr - plane, max_num_reqs)
+            block_id = load_chosen(table_ptr, refused | (start - 1 - column), element)
+            unstaged = refused | (column - start) | (filled - 1 - column)
+            if tl.min(~unstaged >> 31, axis=0) < 0:
+                base = numbers_of(row, lengths_ptr + plane, max_num_reqs)
+                staged_id = load_chosen(lengths_ptr, unstaged, base + column)
+                block_id = tl.where(unstaged < 0, block_id, staged_id)
+        else:
+            block_id = tl.load(table_ptr + tl.where(refused >> 31 == 0, element, 0))
+    else:
+        block_id = tl.load(table_ptr + tl.where(refused >> 31 == 0, element, 0))
     return filled, block_id
