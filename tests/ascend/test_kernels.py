@@ -176,6 +176,18 @@ def test_a_negative_number_of_tokens_maps_none_and_pads_all(num_tokens: int) -> 
     assert faults_of(tables) == {}
 
 
+@pytest.mark.parametrize("far", [2**24, 2**26, 2**27, 2**28, 2**31 - 2 * SPAN])
+def test_far_positions_of_rings_whose_block_is_no_power_of_two(far: int) -> None:
+    """A quotient by the vector unit's float32 is off by more than one from 2^23 on."""
+    rings = tuple(
+        KVCacheGroup(size, 1, circular=True, prefix_cacheable=False) for size in (3, 5, 11, 12, 13)
+    )
+    positions = [*range(far, far + SPAN), *range(far + SPAN, far, -3)]
+    starts = [0, SPAN, len(positions)]
+    setup = Setup(rings, capacity=len(positions))
+    mapped(setup, 1, ([2, 1], starts, positions), len(positions))
+
+
 @pytest.mark.parametrize("num_tokens", [64, 600])
 @pytest.mark.parametrize(
     ("first", "inner", "last"),
