@@ -24,6 +24,8 @@ from typing import Any
 from hivm import CostReport, Module, cost_report, parse
 from hivm.bodies import Library, library
 
+from fused_slots.backends.ascend.device import past_crashes
+
 ASCEND_910B3 = "Ascend910B3"
 ASCEND_A3 = "Ascend910_9391"
 ASCEND_950 = "Ascend950PR_9589"
@@ -142,7 +144,9 @@ def lower_to_linalg(variant: Variant, target: str = ASCEND_910B3) -> str:
         stage = "the TTIR passes"
         ttir = ascend.make_ttir(ttir, metadata, options)
         stage = "ttir to linalg"
-        return str(ascend.ttir_to_linalg(ttir, metadata, options, named_ops=True))
+        return str(past_crashes(
+            lambda: ascend.ttir_to_linalg(ttir, metadata, options, named_ops=True), variant.name
+        ))  # fmt: skip
     except subprocess.CalledProcessError as error:
         message = (error.stderr or b"").decode(errors="replace")
         raise CompileFailure(variant.name, target, stage, message) from error

@@ -68,6 +68,8 @@ class FakeNpu:
         self.compiled: list[Any] = []
         self.options = {"multibuffer"}
         self.compile_only = False
+        self.exit_codes: list[int] = []
+        """How the compiler ends first, before it does its work."""
 
     def is_available(self) -> bool:
         return self.available
@@ -103,6 +105,11 @@ class FakeNpu:
     def compile(self, source: Any, target: Any = None, options: Any = None) -> Any:
         assert not self.capturing
         assert options == {"multibuffer": False}
+        if self.exit_codes:
+            try:
+                raise subprocess.CalledProcessError(self.exit_codes.pop(0), "triton-adapter-opt")
+            except subprocess.CalledProcessError:
+                raise RuntimeError("MLIRCompilationError")  # noqa: B904 (as triton-ascend does)
         taken = {name: value for name, value in options.items() if name in self.options}
         kernel = _FakeCompiled(self, source, taken)
         self.compiled.append(kernel)
@@ -532,6 +539,29 @@ def test_an_option_that_the_compiler_drops_is_an_error(npu: FakeNpu) -> None:
     with pytest.raises(BackendUnavailableError, match="multibuffer': None") as raised:
         make().step(*batch())
     assert "3.2.0" in raised.value.hint
+
+
+def test_a_compiler_that_crashes_is_asked_again(
+    npu: FakeNpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = make()
+    npu.exit_codes = [-11] * 7
+    tables.compute_slot_mappings(*batch(), 2)
+    assert len(npu.compiled) == 1
+    assert "signal 11" in caplog.text
+    assert "attempt 8 of 8" in caplog.text
+
+
+@pytest.mark.parametrize(("exit_codes", "left"), [([1, 0], 1), ([-11] * 9, 1)])
+def test_what_the_compiler_refuses_or_never_survives_is_an_error(
+    npu: FakeNpu, exit_codes: list[int], left: int
+) -> None:
+    tables = make()
+    npu.exit_codes = exit_codes
+    with pytest.raises(RuntimeError, match="MLIRCompilationError"):
+        tables.compute_slot_mappings(*batch(), 2)
+    assert len(npu.exit_codes) == left
+    assert npu.compiled == []
 
 
 def test_launches_that_run_nothing_are_an_error(npu: FakeNpu) -> None:

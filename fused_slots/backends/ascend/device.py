@@ -9,8 +9,9 @@ compiled code in an executor (docs/ascend.md says what that covers).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from subprocess import CalledProcessError
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from fused_slots.backends.launch import Binding, Launch, Launcher
 from fused_slots.backends.pinned import PinnedRing
 from fused_slots.faults import BackendUnavailableError
 from fused_slots.layout import TableLayout
+from fused_slots.logs import logger
+
+COMPILE_ATTEMPTS = 8
 
 
 class AscendBackend(AscendOperations):
@@ -72,11 +76,12 @@ class AscendLauncher(Launcher):
         npu, device, options = _npu(), self._device, COMPILE_OPTIONS
         with npu.device(device):
             # triton-ascend 3.2: the signature names runtime arguments only.
-            compiled = triton.compile(
-                ASTSource(binding.kernel, runtime_signature(binding),
-                          compile_time_values(binding.variant)),
-                options=options,
-            )  # fmt: skip
+            source = ASTSource(
+                binding.kernel, runtime_signature(binding), compile_time_values(binding.variant)
+            )
+            compiled = past_crashes(
+                lambda: triton.compile(source, options=options), str(binding.variant)
+            )
             compiled._init_handles()
         check_compiled(compiled, options, f"{binding.variant} on {device}")
         self.compiled += 1
@@ -93,6 +98,30 @@ class AscendLauncher(Launcher):
             run(num_groups * programs, 1, 1, stream, *head, *tensors, *numbers, *tail)
 
         return launch
+
+
+def past_crashes(compile_once: Callable[[], Any], variant: str) -> Any:
+    """What the compiler makes of a variant, tried again where a signal ended it.
+
+    triton-ascend 3.2.0's way from Triton to linalg dies of SIGSEGV in about one of ten runs on the
+    same text of some variants, those of sizes that are no powers of two; whenever it ends by itself
+    its output is the same (docs/ascend.md).
+    """
+    attempt = 1
+    while True:
+        try:
+            return compile_once()
+        except Exception as error:
+            # triton-ascend raises an error of its own while it handles this one.
+            crash = error if isinstance(error, CalledProcessError) else error.__context__
+            signal = -getattr(crash, "returncode", 0)
+            if signal <= 0 or attempt == COMPILE_ATTEMPTS:
+                raise
+        attempt += 1
+        logger.warning(
+            "The compiler ended by signal %d on %s; attempt %d of %d follows",
+            *(signal, variant, attempt, COMPILE_ATTEMPTS),
+        )
 
 
 def check_compiled(compiled: Any, options: dict[str, bool], what: str) -> None:
