@@ -210,7 +210,7 @@ def requests_of_tile(rng):
     return _tiles(n, 256), [starts, _empty(n), n, 20], {1: expected}
 
 
-@_case("starts_ptr out_ptr", "n", AXIS=0, TILE=32)
+@_case("starts_ptr out_ptr", "n", TILE=32)
 def begun_entries(rng):
     n = int(rng.integers(0, 33))
     starts = np.sort(rng.integers(0, 40, n)).astype(np.int32)

@@ -429,13 +429,10 @@ def too_large(x_ptr, y_ptr, out_ptr, TILE: tl.constexpr):
 
 
 @triton.jit
-def begun_entries(starts_ptr, out_ptr, n, AXIS: tl.constexpr, TILE: tl.constexpr):
-    """How many of n sorted starts each lane has reached, by a sum of signs along an axis."""
+def begun_entries(starts_ptr, out_ptr, n, TILE: tl.constexpr):
+    """How many of n sorted starts each lane has reached, by a sum of signs along rows."""
     lane = tl.arange(0, TILE)
     start = tl.load(starts_ptr + lane, mask=lane < n, other=2147483647)
     behind = lane + 1
-    if AXIS == 0:
-        begun = tl.sum((start[:, None] - behind[None, :]) >> 31, axis=0)
-    else:
-        begun = tl.sum((start[None, :] - behind[:, None]) >> 31, axis=1)
+    begun = tl.sum((start[:, None] - behind[None, :]) >> 31, axis=0)
     tl.store(out_ptr + lane, 0 - begun)
